@@ -13,7 +13,7 @@ import torch
 from bad_input import NOWHERE, SETTINGS, Case, Kit, cases, kit, no_shard, nothing_written, unchanged
 from datasets import Dataset
 from peft import CPTConfig, LoraConfig, PeftConfig, PolyConfig, PrefixTuningConfig, get_peft_model
-from reference import fresh_model
+from reference import coin, fresh_model
 from test_bad_files import SAMPLE
 from test_bad_rows import not_loaded, with_columns
 from transformers import AutoModelForCausalLM
@@ -182,10 +182,6 @@ def extreme(kit: Kit, reward: float = 3e38) -> None:
     rewards = [1.0] * 8
     rewards[3] = reward
     kit.offline(with_columns(kit["rows"], reward=rewards), **STEPS, save_total_limit=1, sort_by_length=False)
-
-
-def coin(completions: list[str], **_: Any) -> list[float]:
-    return [1.0 if i % 2 else -1.0 for i in range(len(completions))]
 
 
 def extreme_later(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 import torch
-from reference import fresh_model, of_level
+from reference import fresh_model, logps_of, of_level
 from transformers import GenerationConfig, ProcessorMixin, TrainerCallback
 
 from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer
@@ -45,8 +45,7 @@ def plain_logps(model, tokenizer, row):
     """Return log π of each completion token, from a plain forward pass."""
     prompt = tokenizer(row["prompt"])["input_ids"]
     completion = [*tokenizer(row["completion"])["input_ids"], tokenizer.eos_token_id]
-    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-    return logits.gather(1, torch.tensor(completion)[:, None]).squeeze(1)
+    return logps_of(model, prompt, completion)
 
 
 def test_rewards_and_log_mu_stay_in_float32_with_deepspeed(make, monkeypatch):

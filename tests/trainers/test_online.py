@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from reference import fresh_model, of_level, plain_logps
+from reference import coin, fresh_model, of_level, plain_logps
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForSequenceClassification,
@@ -27,11 +27,6 @@ SETTINGS = {
     "report_to": "none", "bf16": False, "use_cpu": True, "learning_rate": 1e-3, "gradient_checkpointing": False,
     "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "baseline": 0,
 }  # fmt: skip
-
-
-def coin(completions, **_):
-    """Return the rewards -1 and 1 in turn, whatever the completions, so that every batch has both signs."""
-    return [1.0 if i % 2 else -1.0 for i in range(len(completions))]
 
 
 @pytest.fixture(scope="module")

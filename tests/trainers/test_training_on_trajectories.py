@@ -9,7 +9,7 @@ import torch
 import transformers
 from datasets import Dataset
 from packaging.version import Version
-from reference import fresh_model, of_level
+from reference import fresh_model, logps_of, of_level
 from transformers.utils import get_json_schema
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
@@ -140,16 +140,19 @@ PARTED = {
 }  # fmt: skip
 
 
+def own_logps(model, row):
+    """Return log π of the tokens that the model wrote."""
+    mask = torch.tensor(row["completion_mask"] or [1] * len(row["completion_ids"])).bool()
+    return logps_of(model, row["prompt_ids"], row["completion_ids"])[mask]
+
+
 def of_rollouts(model, rows, level="sequence", length_normalization=True):
     """Return loss and gradient of Algorithm 1, with the rows of each rollout joined."""
     model.zero_grad()
     own, mu, rewards = {}, {}, {}
     for n, row in enumerate(rows):
         key = row.get("rollout_id") or n
-        ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
-        logps = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
-        mask = torch.tensor(row["completion_mask"] or [1] * len(row["completion_ids"])).bool()
-        own.setdefault(key, []).append(logps[len(row["prompt_ids"]) - 1 :][mask])
+        own.setdefault(key, []).append(own_logps(model, row))
         mu.setdefault(key, []).extend(row["mu_logps"])
         rewards[key] = row["reward"]
     losses = []
@@ -202,10 +205,7 @@ def test_log_mu_of_a_rollout_is_computed_over_all_its_rows(model, tokenizer, tmp
     for first, parts in ((0, (0, 2, 4)), (3, (3,))):
         expected = 0.0
         for row in (rows[n] for n in parts):
-            ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
-            logps = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
-            mask = torch.tensor(row["completion_mask"] or [1] * len(row["completion_ids"])).bool()
-            expected += logps[len(row["prompt_ids"]) - 1 :][mask].sum().item()
+            expected += own_logps(model, row).sum().item()
         assert trainer._log_mu.values[0, first] == pytest.approx(expected, abs=1e-3)
 
 

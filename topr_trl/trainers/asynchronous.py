@@ -298,7 +298,7 @@ def _by_completion(
     """Return (B, T) log π and log μ, (B,) R and the (B, T) mask from the M concatenated tokens of the completions."""
     counts = segments_M.bincount().tolist()
     policy_logps_BT, mu_logps_BT, rewards_BT, mask_BT = (
-        pad_sequence(torch.split(values_M, counts), batch_first=True)
+        pad_sequence(list(torch.split(values_M, counts)), batch_first=True)
         for values_M in (policy_logps_M, mu_logps_M, rewards_M, torch.ones_like(policy_logps_M))
     )
     return policy_logps_BT, mu_logps_BT, rewards_BT[:, 0], mask_BT
