@@ -66,6 +66,12 @@ def train(make):
     return train
 
 
+def longer_and_longer(prompts, trainer):
+    """Return completions of three tokens and more, with log-probabilities, as a rollout function."""
+    ids = [[7 + i] * (3 + i) for i in range(len(prompts))]
+    return {"prompt_ids": [[5]] * len(prompts), "completion_ids": ids, "logprobs": [[-1.0] * len(c) for c in ids]}
+
+
 def moved(trainer, before):
     return [name for name, p in trainer.model.named_parameters() if name in before and not torch.equal(p, before[name])]
 
@@ -241,14 +247,9 @@ def test_features_of_grpo_keep_working(train, settings):
 @pytest.mark.parametrize("settings", [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}])
 def test_log_mu_of_a_batch_that_is_used_again_costs_no_forward(make, model, tmp_path, settings):
     """A reused batch takes log μ from the forward pass of its first use, so it needs no extra forward pass."""
-
-    def rollout(prompts, trainer):
-        ids = [[7 + i] * (3 + i) for i in range(len(prompts))]
-        return {"prompt_ids": [[5]] * len(prompts), "completion_ids": ids, "logprobs": None}
-
     rows = Dataset.from_dict({"prompt": [f"{i}" for i in range(8)]})
     at_first, seen = copy.deepcopy(model), []
-    trainer = make(data=rows, rollout_func=rollout, num_iterations=3, max_steps=6, **settings)
+    trainer = make(data=rows, rollout_func=longer_and_longer, num_iterations=3, max_steps=6, **settings)
     forward = trainer.model.forward
 
     def watched(*args, **kwargs):
@@ -454,12 +455,7 @@ def test_sampler_log_mu_is_used(make):
 @pytest.mark.parametrize(("accumulation", "is_kept"), [(2, False), (1, True)])
 def test_with_vllm_mu_is_pi_until_the_weights_change(make, accumulation, is_kept):
     """With vLLM, TRL always computes log μ in another batch than the loss, where it can round differently."""
-
-    def rollout(prompts, trainer):
-        ids = [[7 + i] * (3 + i) for i in range(len(prompts))]
-        return {"prompt_ids": [[5]] * len(prompts), "completion_ids": ids, "logprobs": [[-1.0] * len(c) for c in ids]}
-
-    trainer = make(rollout_func=rollout, steps_per_generation=2, gradient_accumulation_steps=accumulation)
+    trainer = make(rollout_func=longer_and_longer, steps_per_generation=2, gradient_accumulation_steps=accumulation)
     trainer.use_vllm, trainer._last_loaded_step = True, 0
     batches = generation_batch(trainer)
     assert all(("old_per_token_logps" in batch) == is_kept for batch in batches)

@@ -9,7 +9,7 @@ import torch
 import transformers
 from datasets import Dataset
 from packaging.version import Version
-from reference import fresh_model, logps_of, of_level
+from reference import logps_of, of_level
 from transformers.utils import get_json_schema
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
@@ -54,30 +54,6 @@ def assert_same(found, expected):
     torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-6)
     for ours, theirs in zip(found[1], expected[1], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=5e-4, atol=5e-6)
-
-
-def test_the_words_of_a_tool_are_context_and_no_targets(model, tokenizer, tmp_path):
-    tokenizer.chat_template = (
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
-        "({{ c.function.arguments | tojson }}){% endfor %}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% endif %}"
-    )
-    call = {"type": "function", "function": {"name": "count", "arguments": {"of": "pens"}}}
-
-    def made(said):
-        completion = [{"role": "assistant", "content": "I count.", "tool_calls": [call]},
-                      {"role": "tool", "name": "count", "content": said},
-                      {"role": "assistant", "content": "There are 7."}]  # fmt: skip
-        rows = [{"prompt": [{"role": "user", "content": "How many?"}], "completion": completion, "reward": r}
-                for r in (1.0, -1.0)]  # fmt: skip
-        trainer = offline(copy.deepcopy(model), tokenizer, Dataset.from_list(rows), tmp_path, preset="reinforce")
-        batch = next(iter(trainer.get_train_dataloader()))
-        targets = [tokenizer.decode(label[label != -100]) for label in batch["labels"]]
-        return targets, trainer.compute_loss(trainer.model, {**batch, "reward": torch.ones(2)}).item()
-
-    (targets, loss), (other_targets, other_loss) = made("There are 7 pens in the box."), made("9")
-    assert targets == other_targets == ['I count.count({"of": "pens"})<|end|>There are 7.<|end|>'] * 2
-    assert loss != pytest.approx(other_loss, rel=1e-4)
 
 
 class Environment:
@@ -179,21 +155,6 @@ def test_a_rollout_of_several_rows_has_one_ratio_and_one_length(
                       length_normalization=length_normalization)  # fmt: skip
     assert trainer.train_dataset["row"][:] == [0, 1, 3]
     assert_same(loss_and_gradient(trainer), expected)
-
-
-def test_a_rollout_counts_once_however_steps_are_made(tokenizer, tmp_path):
-    """Three rollouts with five rows give the same weights in one micro-batch, in three, and in another order."""
-    ends = []
-    for n, settings in enumerate([{}, {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3},
-                                  {"sort_by_length": False, "seed": 3}]):  # fmt: skip
-        model = fresh_model()
-        trainer = offline(model, tokenizer, Dataset.from_dict(PARTED), tmp_path / str(n), learning_rate=0.1,
-                          optim="sgd", num_train_epochs=2, **settings)  # fmt: skip
-        trainer.train()
-        assert trainer.state.global_step == 2
-        ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    torch.testing.assert_close(ends[0], ends[1], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(ends[0], ends[2], rtol=1e-4, atol=1e-5)
 
 
 def test_log_mu_of_a_rollout_is_computed_over_all_its_rows(model, tokenizer, tmp_path):

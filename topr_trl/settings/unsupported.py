@@ -78,7 +78,7 @@ def refuse_settings(
     parent: type,
     trainer: str,
     advice: dict[str, str],
-    also_allowed: Mapping[str, Sequence[Any]] | None = None,
+    also_allowed: Mapping[str, Sequence[Any]],
 ) -> None:
     """Raise a ValueError with advice if settings that a TOPR trainer cannot use differ from their defaults.
 
@@ -89,10 +89,9 @@ def refuse_settings(
         parent (`type`): TRL's class of settings, which has the default values.
         trainer (`str`): Name of the trainer, for the message.
         advice (`dict[str, str]`): Advice for settings that cannot be used, by the name of the setting.
-        also_allowed (`Mapping`, *optional*): Values that are allowed in addition to the default, by the name of the
-            setting.
+        also_allowed (`Mapping`): Values that are allowed in addition to the default, by the name of the setting.
     """
-    allowed = {f.name: (f.default, *(also_allowed or {}).get(f.name, ())) for f in fields(parent)}
+    allowed = {f.name: (f.default, *also_allowed.get(f.name, ())) for f in fields(parent)}
     there = [name for name in advice if name in allowed]
     foreign = {name: value for name in there if (value := getattr(args, name)) not in allowed[name]}
     if foreign:
