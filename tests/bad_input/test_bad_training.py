@@ -142,8 +142,6 @@ MODELS = [
     resumed("resuming with another batch size",
         "out/checkpoint-1, rows per step, per_device_train_batch_size, 2 in the checkpoint, 4 now, twice",
         lambda kit: None, per_device_train_batch_size=4),
-    resumed("resuming with another learning rate", "out/checkpoint-1, learning_rate, as the model", lambda kit: None,
-        learning_rate=1e-5),
     resumed("resuming a checkpoint of another trainer", "out/checkpoint-1, topr_run.json, as the model",
         lambda kit: (kit.out / "checkpoint-1" / "topr_run.json").unlink()),
     resumed("resuming a checkpoint whose topr_run.json was cut",

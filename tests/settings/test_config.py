@@ -191,15 +191,14 @@ def test_command_line(cls, tmp_path):
     ("given", "value"),
     [(1, 1.0), (np.float32(0.5), 0.5), ("-1e-1", -0.1), ("group_mean", "group_mean")],
 )
-@pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
-def test_a_baseline_is_a_float_or_a_name(cls, given, value, tmp_path):
+def test_a_baseline_is_a_float_or_a_name(given, value, tmp_path):
     """A number becomes a float, and a name stays text. `scripts/check_wheel.py` tests the types with mypy."""
-    args = cls(str(tmp_path), **CPU, baseline=given)
+    args = OfflineTOPRConfig(str(tmp_path), **CPU, baseline=given)
     assert (args.baseline, type(args.baseline)) == (value, type(value))
     args.validate_curation()  # A second call changes nothing.
     as_json = json.loads(args.to_json_string())
     assert as_json["baseline"] == value
-    assert cls(str(tmp_path), **CPU, baseline=as_json["baseline"]).baseline == value
+    assert OfflineTOPRConfig(str(tmp_path), **CPU, baseline=as_json["baseline"]).baseline == value
 
 
 @pytest.mark.parametrize("baseline", [True, None, [0.5], "median", "", 10**400])
@@ -276,16 +275,15 @@ def test_online_batches_repeat_no_rows(tmp_path, curation):
         TOPRConfig(str(tmp_path), curation=curation, **CPU)
 
 
-@pytest.mark.parametrize("config", [TOPRConfig, OfflineTOPRConfig])
 @pytest.mark.parametrize("name", ["cp_size", "sp_size"])
-def test_a_completion_is_not_split_over_processes(config, name, tmp_path, monkeypatch):
-    settings = {"use_cpu": True, "bf16": False, "optim": "adamw_torch"}
-    config(str(tmp_path), **settings, parallelism_config=ParallelismConfig())
+def test_a_completion_is_not_split_over_processes(name, tmp_path, monkeypatch):
+    settings = {**CPU, "optim": "adamw_torch"}
+    OfflineTOPRConfig(str(tmp_path), **settings, parallelism_config=ParallelismConfig())
     with pytest.raises(ValueError, match=f"{name}=2"):
-        config(str(tmp_path), **settings, parallelism_config=ParallelismConfig(**{name: 2}))
+        OfflineTOPRConfig(str(tmp_path), **settings, parallelism_config=ParallelismConfig(**{name: 2}))
     monkeypatch.setenv(f"PARALLELISM_CONFIG_{name.upper()}", "2")
     with pytest.raises(ValueError, match=f"{name}=2"):
-        config(str(tmp_path), **settings)
+        TOPRConfig(str(tmp_path), **settings)
 
 
 @pytest.mark.parametrize(
