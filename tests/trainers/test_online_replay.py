@@ -294,6 +294,8 @@ def test_log_mu_of_what_logged_rows_were_computed_by(make):
         make(replay_dataset=logged(rollout_id=[0, 0, 1, 2, 3, 4, 5, 6], reward=[1.0] * 8))
     with pytest.raises(ValueError, match=r"replay_dataset .*replay_share above 0"):
         make(replay_dataset=logged(), replay_share=0.0)
+    with pytest.raises(ValueError, match="replay dataset: it has images"):
+        make(replay_dataset=logged(image=[None] * 8))
 
 
 @pytest.mark.parametrize("theirs", [[-1.0], [-1.0, -1.0], [], [None, None, None]])
