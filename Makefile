@@ -67,7 +67,7 @@ $(UV_FILE):
 
 $(STAMP): pyproject.toml $(CONSTRAINTS) | $(UV_FILE)
 	$(call environment_in,$(VENV))
-	$(call packages_in,$(VENV)) --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]" $(PACKAGES)
+	$(call packages_in,$(VENV)) --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
 	touch $@
 
 # Number of threads of the demo, and of runs of the benchmarks at a time. Default: all cores.
@@ -139,9 +139,11 @@ PYTEST_MIN = OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest --numprocesses $(J
 test-versions: .venv-min/.ready
 	$(PYTEST_MIN) -m "not slow and not weekly and not processes" $(VERSIONS_CHANGE)
 
+# Tests that versions can break: no tests that start several processes, and no pages, benchmarks and browsers.
+MOST_TESTS = -m "not weekly and not processes" --ignore=tests/benchmarks --ignore=tests/test_docs.py \
+	--ignore=tests/test_notebooks.py --ignore=tests/recording/test_page.py
 test-min: .venv-min/.ready
-	$(PYTEST_MIN) -m "not weekly and not processes" --ignore=tests/benchmarks --ignore=tests/test_docs.py \
-		--ignore=tests/test_notebooks.py --ignore=tests/recording/test_page.py
+	$(PYTEST_MIN) $(MOST_TESTS)
 
 .venv-min/.ready: pyproject.toml constraints-min.txt | $(UV_FILE)
 	$(MAKE) install VENV=.venv-min CONSTRAINTS=constraints-min.txt EXTRAS=dev
@@ -150,14 +152,14 @@ test-min: .venv-min/.ready
 PYTHONS ?= 3.11 3.12 3.13
 VERSIONS ?= newest oldest
 test-matrix:
-	JOBS=$(JOBS) $(PYTHON) scripts/test_matrix.py "$(PYTHONS)" "$(VERSIONS)"
+	JOBS=$(JOBS) $(PYTHON) scripts/test_matrix.py "$(PYTHONS)" "$(VERSIONS)" $(MOST_TESTS)
 
 # Test a TRL that is not supported yet (TRL=trl or TRL=git+https://...), and write the changes to next-trl.md.
 TRL ?= trl
 test-next:
 	$(MAKE) install VENV=.venv-next EXTRAS=dev
 	$(call packages_in,.venv-next) --upgrade-package trl $(TRL)
-	OMP_NUM_THREADS=1 .venv-next/bin/python scripts/next_trl.py $(JOBS)
+	OMP_NUM_THREADS=1 .venv-next/bin/python scripts/next_trl.py $(JOBS) $(MOST_TESTS)
 
 # The other tests run without these packages: TRL imports them if it finds them, wandb and trackio in 0.5 s per process.
 # torchao would compile its optimizer, which takes longer than the test.

@@ -157,9 +157,7 @@ def timed(work: Any, *args: Any) -> tuple[Any, float]:
 
 def _prepare(device: str) -> None:
     """Set the device, one thread and quiet logs in a worker process. The worker exits if its parent is killed."""
-    import datasets
     import torch
-    import transformers
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if device != "cpu":  # not set on a CPU, because a default device slows down every call of torch
@@ -167,11 +165,21 @@ def _prepare(device: str) -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)  # its backward pass can return NaN
     torch.set_num_threads(1)  # one cell per core is faster than one cell on all cores
     os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses of a cell
+    quiet()
+
+
+def quiet() -> None:
+    """Show no progress bars and no warnings of libraries in this process."""
+    import datasets
+    import transformers
+
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     datasets.disable_progress_bars()
+    datasets.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     logging.getLogger("trl").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
+    warnings.simplefilter("ignore")
 
 
 def _end_with_parent() -> None:

@@ -10,17 +10,16 @@ the plots. Saved runs are only drawn.
 import json
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, disable_progress_bars
+from datasets import Dataset
 from matplotlib import rcParams
 from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from transformers.utils import logging
 
+from benchmarks.cells import quiet
 from benchmarks.setting import ONE_WORDING
 from topr_trl import (
     OfflineTOPRConfig,
@@ -151,9 +150,7 @@ def draw(title: str, measured: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    warnings.simplefilter("ignore")
-    logging.set_verbosity_error()
-    disable_progress_bars()
+    quiet()
     OUT.mkdir(exist_ok=True)
     asked = sys.argv[1:] or list(RUNS)
     rows = None

@@ -98,10 +98,10 @@ class Experiment:
         best = self.best(store, method, measure)
         return self._results(store, method, best) if best else {}
 
-    def measured(self, store: Store, method: str, shown: str = "", measure: str = "") -> Measured:
-        """Return the values of `shown` by seed, with errors, for the best choice for a measure."""
+    def measured(self, store: Store, method: str, shown: str = "") -> Measured:
+        """Return the values of `shown` by seed, with errors, for the best choice for this or the last measure."""
         shown = shown or self.measures[0]
-        found = self.ends(store, method, measure or (shown if shown in self.measures else self.measures[-1]))
+        found = self.ends(store, method, shown if shown in self.measures else self.measures[-1])
         # These errors are over problems. All seeds have the same ones, so more seeds do not narrow them.
         shared = sqrt(len(found)) if shown.endswith("greedy") or shown.startswith("test/") else 1.0
         return {seed: (value(result, shown), shared * error(result, shown)) for seed, result in found.items()}

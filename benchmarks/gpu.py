@@ -27,10 +27,10 @@ from transformers import LlamaConfig
 
 from benchmarks import cells, pretrained, real_model
 from benchmarks.__main__ import open_store
-from benchmarks.cells import Cell, Store, timed
+from benchmarks.cells import Cell, Store, quiet, timed
 from benchmarks.experiment import Experiment
 from benchmarks.experiments import wrong_answers
-from benchmarks.performance.timing import in_turn, peak_memory, quiet, seconds_per_step
+from benchmarks.performance.timing import in_turn, peak_memory, seconds_per_step
 from benchmarks.performance.work import VARIANTS, WORDS, Build, Case, candidates, even, offline_topr
 from benchmarks.report import table as markdown
 from benchmarks.setting import CACHE, HERE, PROFILES, Profile, folder, has_copies

@@ -115,10 +115,16 @@ def read(rows: Rows, protocol: str, batch_rows: int, seed: int) -> tuple[Rows, i
     if protocol == "steps":
         return rows, steps
     if protocol == "balanced":
-        rng, half = np.random.default_rng(seed), len(rows) // 2
-        sides = [np.flatnonzero((rows.rewards > 0) == sign) for sign in (True, False)]
-        return rows[np.concatenate([np.resize(rng.permutation(side), half) for side in sides])], steps
+        chosen = balanced(rows, seed)
+        return rows[chosen], len(chosen) // batch_rows
     return rows[right], {"removed": -(-len(right) // batch_rows), "half": steps // 2, "rows": steps}[protocol]
+
+
+def balanced(rows: Rows, seed: int) -> np.ndarray:
+    """Return places of rows, half right and half wrong. There are none if all rows are of one kind."""
+    sides = [np.flatnonzero((rows.rewards > 0) == sign) for sign in (True, False)]
+    rng, half = np.random.default_rng(seed), len(rows) // 2 if all(map(len, sides)) else 0
+    return np.concatenate([np.resize(rng.permutation(side), half) for side in sides])
 
 
 # Losses.
@@ -202,8 +208,8 @@ class TRLPolicy:
 
     def loss(self, indices: np.ndarray) -> Tensor:
         rows = self.rows[indices]
-        prompt_ids, prompt_mask = _padded(self.tokenizer, rows.prompts, left=True)
-        completion_ids, completion_mask = _padded(self.tokenizer, rows.responses)
+        prompt_ids, prompt_mask = padded(self.tokenizer, rows.prompts, left=True)
+        completion_ids, completion_mask = padded(self.tokenizer, rows.responses)
         inputs = {
             "prompt_ids": prompt_ids, "prompt_mask": prompt_mask,
             "completion_ids": completion_ids, "completion_mask": completion_mask,
@@ -315,7 +321,8 @@ def _tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
     return tokenizer(Path(model.name_or_path).name)
 
 
-def _padded(tokenizer: PreTrainedTokenizerBase, ids: list[list[int]], left: bool = False) -> tuple[Tensor, Tensor]:
+def padded(tokenizer: PreTrainedTokenizerBase, ids: list[list[int]], left: bool = False) -> tuple[Tensor, Tensor]:
+    """Return padded ids, and their mask."""
     side = "left" if left else "right"
     batch = tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
     return batch["input_ids"], batch["attention_mask"]

@@ -11,7 +11,7 @@ from benchmarks import real_model
 from benchmarks.cells import Store, Unfinished
 from benchmarks.experiment import TUNING_SEED
 from benchmarks.experiments.controls import TOPR
-from benchmarks.report import Found, fill_page, marked, percent, table
+from benchmarks.report import Found, bold, fill_page, marked, percent, table
 from benchmarks.setting import HERE
 from benchmarks.statistics import Interval, interval, over_problems
 
@@ -75,7 +75,7 @@ def main_table(store: Store) -> str:
         for name in measures:
             if name in ("greedy", "pass@1", "pass@4"):
                 found = over_problems([_by_problem(one, name) for one in ends.values()])
-                shown.append(f"**{found.percent()}**" if found.low > best[name] else found.percent())
+                shown.append(bold(found.percent(), found.low > best[name]))
             else:
                 shown.append(interval([one[name] for one in ends.values()]).percent())
         rows.append([method, *shown, str(len(ends))])
@@ -133,10 +133,8 @@ def rates(store: Store) -> str:
     tried = sorted({rate for _, rate in found})
     rows = []
     for method in dict.fromkeys(method for method, _ in found):
-        best = experiment.best(store, method) or {}
-        shown = [found.get((method, rate), "") for rate in tried]
-        rows.append([method, *(f"**{text}**" if rate == best.get("learning_rate") else text
-                               for rate, text in zip(tried, shown, strict=True))])  # fmt: skip
+        best = (experiment.best(store, method) or {}).get("learning_rate")
+        rows.append([method, *(bold(found.get((method, rate), ""), rate == best) for rate in tried)])
     return table(["", *(f"{rate:g}" for rate in tried)], rows)
 
 

@@ -99,9 +99,14 @@ def texts(found: Mapping[str, Callable[[], Found]]) -> Texts:
     return numbers | {f"word:{name}": lambda make=make: word(make()) for name, make in found.items()}
 
 
+def bold(text: str, is_bold: bool) -> str:
+    """Return a text, which is bold if `is_bold` is set."""
+    return f"**{text}**" if is_bold else text
+
+
 def marked(gap: Interval) -> str:
     """Return a difference in points, which is bold if its interval excludes 0."""
-    return f"**{points(gap)}**" if gap.low > 0 or gap.high < 0 else points(gap)
+    return bold(points(gap), gap.low > 0 or gap.high < 0)
 
 
 def name_of(shown: str) -> str:

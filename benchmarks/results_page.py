@@ -30,7 +30,7 @@ from benchmarks.experiments import (
 from benchmarks.experiments.controls import BASES, METHODS, SEEDS, TOPR
 from benchmarks.experiments.long_completions import LENGTHS, OTHERS, Setting
 from benchmarks.pretrained import SMOL
-from benchmarks.report import Found, counted, fill_page, percent, table, texts
+from benchmarks.report import Found, bold, counted, fill_page, percent, table, texts
 from benchmarks.setting import HERE, PROFILES
 from benchmarks.statistics import Interval, difference, over_problems, over_seeds
 
@@ -112,7 +112,7 @@ def controls_table(store: Store, measure: str) -> str:
         cells = []
         for base, best in zip(bases, bests, strict=True):
             found = over_seeds(controls.of_base(store, base).measured(store, method, measure))
-            cells.append(f"**{found.percent()}**" if found.low > best else found.percent())
+            cells.append(bold(found.percent(), found.low > best))
         rows.append([method, *cells])
     return table(["", *bases], rows)
 
@@ -168,8 +168,7 @@ def long_table(store: Store, compared: Sequence[tuple[Setting, int]], shown: str
         tasks.append(setting.task)
         topr, cells = next(iter(found.values())), {}
         for name, values in found.items():
-            gap, text = difference(values, topr), over_seeds(values).percent()
-            cells[name] = f"**{text}**" if gap.low > 0 else text
+            cells[name] = bold(over_seeds(values).percent(), difference(values, topr).low > 0)
         columns.append(cells)
     if not columns:
         raise Unfinished("long_completions has not been run")
@@ -203,8 +202,8 @@ def wrong_answers_table(store: Store) -> str:
                 cells.append("")
                 continue
             found = one.measured(store, method)
-            gap, text = difference(found, one.measured(store, wrong_answers.REPEATED)), over_seeds(found).percent()
-            cells.append(f"**{text}**" if gap.low > 0 else text)
+            gap = difference(found, one.measured(store, wrong_answers.REPEATED))
+            cells.append(bold(over_seeds(found).percent(), gap.low > 0))
         rows.append([method, *cells])
     return table(["", *(one.fields["base"] for one in experiments)], rows)
 
@@ -227,7 +226,7 @@ def one_pass_table(store: Store) -> str:
         for shown in experiment.shows:
             found = over_seeds(experiment.measured(store, method, shown))
             text = found.percent() if shown in experiment.shows[:3] else percent(found.mean)
-            cells.append(f"**{text}**" if shown in ways[:2] and found.low > best else text)
+            cells.append(bold(text, shown in ways[:2] and found.low > best))
         rows.append([method, *cells])
     return table(["", *(shown.removeprefix("test/") for shown in experiment.shows)], rows)
 
@@ -256,8 +255,8 @@ def turns_table(store: Store, experiment: Experiment) -> str:
         cells = []
         for shown in experiment.shows:
             found = experiment.measured(store, method, shown)
-            gap, text = difference(found, experiment.measured(store, first, shown)), over_seeds(found).percent()
-            cells.append(f"**{text}**" if gap.low > 0 or gap.high < 0 else text)
+            gap = difference(found, experiment.measured(store, first, shown))
+            cells.append(bold(over_seeds(found).percent(), gap.low > 0 or gap.high < 0))
         rows.append([method, *cells])
     return table(["", *experiment.shows], rows)
 

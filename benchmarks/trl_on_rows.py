@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pyarrow.parquet as pq
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, KTOConfig, KTOTrainer
 
+from benchmarks.methods import padded
 from topr_trl.data.tables import shards_of
 
 PAIRS = 16  # maximum pairs per problem, as in the paper
@@ -52,9 +55,11 @@ def train(kind: str, rows: Path, model: str, out: Path, arguments: dict[str, Any
 
 def _dpo(rows: list[dict[str, Any]], base: Any, tokenizer: Any, lora: Any, settings: dict[str, Any], step: int) -> Any:
     """Return DPO on pairs of a correct and a wrong completion of a problem, repeated to fill all steps."""
-    rng, by_problem = np.random.default_rng(settings["seed"]), _by_problem(rows)
+    rng, by_problem = np.random.default_rng(settings["seed"]), defaultdict(list)
+    for row in rows:
+        by_problem[row["problem_id"]].append(row)
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for group in by_problem:
+    for group in by_problem.values():
         every = [(a, b) for a in group if a["reward"] > 0 for b in group if b["reward"] <= 0]
         pairs += [every[n] for n in rng.permutation(len(every))[:PAIRS]]
     wanted = settings["max_steps"] * step // 2
@@ -131,33 +136,17 @@ class _GRPO:
             self.state.global_step += 1
 
     def _inputs(self, part: Any, advantages: torch.Tensor, tokens: int) -> dict[str, Any]:
-        device, pad = self.model.device, self.tokenizer.pad_token_id
-
-        def padded(name: str, value: float, left: bool) -> torch.Tensor:
-            return torch.nn.utils.rnn.pad_sequence(
-                [torch.tensor(self.rows[i][name]) for i in part], True, value, "left" if left else "right"
-            ).to(device)
-
-        sizes = {name: [len(self.rows[i][name]) for i in part] for name in ("prompt_ids", "completion_ids")}
-        prompts, completions = padded("prompt_ids", pad, True), padded("completion_ids", pad, False)
-        places = torch.arange(prompts.shape[1]).flip(0)
-        return {
-            "prompt_ids": prompts,
-            "prompt_mask": (places[None] < torch.tensor(sizes["prompt_ids"])[:, None]).long().to(device),
-            "completion_ids": completions,
-            "completion_mask": (torch.arange(completions.shape[1])[None]
-                                < torch.tensor(sizes["completion_ids"])[:, None]).long().to(device),
-            "advantages": advantages[torch.from_numpy(part)].to(device),
-            "old_per_token_logps": padded("sampler_logps", 0.0, False).float(),
-            "num_items_in_batch": torch.tensor(tokens, device=device),
+        rows = [self.rows[i] for i in part]
+        prompt_ids, prompt_mask = padded(self.tokenizer, [row["prompt_ids"] for row in rows], left=True)
+        completion_ids, completion_mask = padded(self.tokenizer, [row["completion_ids"] for row in rows])
+        mu_logps = pad_sequence([torch.tensor(row["sampler_logps"]) for row in rows], batch_first=True)
+        inputs = {
+            "prompt_ids": prompt_ids, "prompt_mask": prompt_mask,
+            "completion_ids": completion_ids, "completion_mask": completion_mask,
+            "advantages": advantages[torch.from_numpy(part)], "old_per_token_logps": mu_logps.float(),
+            "num_items_in_batch": torch.tensor(tokens),
         }  # fmt: skip
+        return {name: value.to(self.model.device) for name, value in inputs.items()}
 
 
 _TRAINERS: dict[str, Any] = {"dpo": _dpo, "kto": _kto, "grpo": _GRPO}
-
-
-def _by_problem(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    groups: dict[Any, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(row["problem_id"], []).append(row)
-    return list(groups.values())

@@ -157,11 +157,8 @@ def train_from_scratch(
     steps: int,
     batch_size: int = 64,
     learning_rate: float = 2e-3,
-    device: str = "cpu",
 ) -> PreTrainedModel:
-    """Train a float32 model to write the second text of a row after the first, and return the model.
-
-    On a GPU, training computes in bfloat16.
+    """Train a float32 model on the CPU to write the second text of a row after the first, and return the model.
 
     Raises:
         ValueError: the width of a head is not an even integer.
@@ -174,7 +171,7 @@ def train_from_scratch(
         max_position_embeddings=2048, tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
     )  # fmt: skip
-    model = Qwen2ForCausalLM(config).to(device).train()
+    model = Qwen2ForCausalLM(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps)
     progress = tqdm(range(steps), desc=f"Training {model.num_parameters():,} parameters")
@@ -186,9 +183,7 @@ def train_from_scratch(
         labels = input_ids.masked_fill(attention_mask == 0, -100)
         for i, (prompt, _) in enumerate(rows):
             labels[i, : len(tokenizer(prompt)["input_ids"])] = -100
-        batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
-        with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
-            loss = model(**{name: ids.to(device) for name, ids in batch.items()}).loss
+        loss = model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

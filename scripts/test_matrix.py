@@ -2,8 +2,8 @@
 
     make test-matrix PYTHONS="3.12 3.13" VERSIONS=oldest
 
-A cell of the matrix runs the tests that versions can break (`TESTS` in `next_trl.py`). It replaces the environment of
-the previous cell of its Python (5 GB with PyTorch's CUDA build). PyTorch has the same version in both cells.
+A cell of the matrix runs the tests that versions can break (`MOST_TESTS` in the Makefile). It replaces the environment
+of the previous cell of its Python (5 GB with PyTorch's CUDA build). PyTorch has the same version in both cells.
 """
 
 import os
@@ -14,15 +14,13 @@ import time
 from pathlib import Path
 from xml.etree import ElementTree
 
-from next_trl import TESTS
-
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".venv-matrix"
 CONSTRAINTS = {"newest": "constraints.txt", "oldest": "constraints-min.txt"}
 COUNTS = ("passed", "failed", "skipped")
 
 
-def main(pythons: list[str], versions: list[str]) -> None:
+def main(pythons: list[str], versions: list[str], tests: list[str]) -> None:
     if unknown := set(versions) - set(CONSTRAINTS):
         sys.exit(f"VERSIONS are {' and '.join(CONSTRAINTS)}, not {' '.join(sorted(unknown))}.")
     found = {python: interpreter(python) for python in pythons}
@@ -36,7 +34,7 @@ def main(pythons: list[str], versions: list[str]) -> None:
     for python, path in found.items():
         for version in versions:
             start = time.monotonic()
-            result = cell(python, str(path), version)
+            result = cell(python, str(path), version, tests)
             passed &= result["status"] == "passed"
             counts = "".join(f"{result.get(name, ''):>9}" for name in COUNTS)
             minutes = (time.monotonic() - start) / 60
@@ -67,24 +65,20 @@ def pinned(version: str) -> str:
     return f"TRL {names['trl']}, transformers {names['transformers']}"
 
 
-def cell(python: str, path: str, version: str) -> dict[str, str]:
+def cell(python: str, path: str, version: str, tests: list[str]) -> dict[str, str]:
     """Install the versions and run the tests. Return the counts of tests, and a `status`."""
     environment = FOLDER / python
     print(f"\n== Python {python}, {version}: {pinned(version)}", flush=True)
     shutil.rmtree(environment, ignore_errors=True)
-    how = {**os.environ, "OMP_NUM_THREADS": "1"}
-    packages = ""
-    if version == "oldest":  # see `make test-min`
-        packages, how["TRITON_INTERPRET"] = "triton", "1"
     install = ["make", "--no-print-directory", "install", f"PYTHON={path}", f"VENV={environment}",
-               f"CONSTRAINTS={CONSTRAINTS[version]}", "EXTRAS=dev", f"PACKAGES={packages}"]  # fmt: skip
+               f"CONSTRAINTS={CONSTRAINTS[version]}", "EXTRAS=dev"]  # fmt: skip
     if subprocess.run(install, cwd=ROOT, check=False).returncode:
         return {"status": "INSTALLATION FAILED"}
     report = FOLDER / f"{python}-{version}.xml"
     report.unlink(missing_ok=True)
     workers = ["--numprocesses", os.environ.get("JOBS", "2"), "--dist", "loadgroup"]
-    tests = [environment / "bin" / "python", "-m", "pytest", "-q", f"--junitxml={report}", *workers, *TESTS]
-    code = subprocess.run(tests, cwd=ROOT, env=how, check=False).returncode
+    command = [environment / "bin" / "python", "-m", "pytest", "-q", f"--junitxml={report}", *workers, *tests]
+    code = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
     if not report.is_file():
         return {"status": f"TESTS DIED ({code})"}
     suite = ElementTree.parse(report).getroot().find("testsuite")
@@ -100,4 +94,4 @@ def cell(python: str, path: str, version: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1].split(), sys.argv[2].split())
+    main(sys.argv[1].split(), sys.argv[2].split(), sys.argv[3:])

@@ -150,13 +150,8 @@ class ApiServer:
         }  # fmt: skip
 
     def response_events(self, asked, whole):
-        begun = {
-            **whole,
-            "status": "in_progress",
-            "output": [],
-            "usage": None,
-            **dict.fromkeys(("input_messages", "output_messages")),
-        }
+        unknown = dict.fromkeys(("usage", "input_messages", "output_messages"))
+        begun = {**whole, "status": "in_progress", "output": [], **unknown}
         events = [("created", {"response": begun}), ("in_progress", {"response": begun})]
         for place, item in enumerate(whole["output"]):
             at = {"output_index": place, "item_id": item["id"]}

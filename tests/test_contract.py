@@ -202,17 +202,10 @@ def test_model_card_has_the_links_that_ours_keeps():
 
 def test_generation_batch_keys():
     # `trim_padding` trims the keys with a value for each token. Check whether a new key has such values.
-    keys = set()
-    for node in ast.walk(ast.parse(source(GRPOTrainer._generate_and_score_completions))):
-        if (
-            isinstance(node, ast.Assign)
-            and ast.unparse(node.targets[0]) == "output"
-            and isinstance(node.value, ast.Dict)
-        ):
-            keys |= {key.value for key in node.value.keys}
-        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "output" and isinstance(node.ctx, ast.Store):
-            keys.add(node.slice.value)
-    assert keys
+    text = source(GRPOTrainer._generate_and_score_completions)
+    first = re.search(r"\boutput = \{(.*?)\}", text, re.DOTALL)[1]
+    keys = set(re.findall(r'"(\w+)":', first)) | set(re.findall(r'\boutput\["(\w+)"\] =', text))
+    assert len(keys) > 10
     assert keys <= KNOWN_KEYS, f"new in the generation batch of {RELEASES}: {keys - KNOWN_KEYS}"
 
 
@@ -296,7 +289,7 @@ def test_refused_settings_exist(advice, parent):
 
 def test_no_new_setting_of_grpo_goes_unnoticed():
     # Settings that GRPO's loss reads must be refused, unless TOPR allows them. The allowed settings are in `passing`.
-    read = set(re.findall(r"\bself\.args\.(\w+)", source(GRPOTrainer._compute_loss)))
+    read = set(re.findall(r"\.args\.(\w+)", source(GRPOTrainer._compute_loss)))
     passing = {
         "use_bias_correction_kl", "steps_per_generation", "entropy_target", "entropy_coef_delta", "entropy_coef_max",
         "entropy_coef_min",

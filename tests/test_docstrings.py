@@ -57,10 +57,7 @@ def arguments(name, value):
             for field in dataclasses.fields(value)
             if field.name in own
         }
-    found = dict(inspect.signature(value).parameters)
-    found |= (
-        {n: p for n, p in inspect.signature(BASES[name]).parameters.items() if n not in found} if name in BASES else {}
-    )
+    found = {**inspect.signature(BASES.get(name, value)).parameters, **inspect.signature(value).parameters}
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {n: p.default for n, p in found.items() if p.kind not in variable and n not in WITHOUT}
 

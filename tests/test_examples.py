@@ -16,18 +16,9 @@ from topr_trl.tasks import TASKS, arithmetic
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 PUBLIC = {"topr_trl": set(topr_trl.__all__), "topr_trl.sandbox": {"run_tests"}}
 OTHERS = {
-    "accelerate",
-    "datasets",
-    "numpy",
-    "openai",
-    "pandas",
-    "requests",
-    "tokenizers",
-    "torch",
-    "transformers",
-    "trl",
+    "accelerate", "datasets", "numpy", "openai", "pandas", "requests", "tokenizers", "torch", "transformers", "trl",
     "topr_trl",
-}
+}  # fmt: skip
 
 
 def imported(path):

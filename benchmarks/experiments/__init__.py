@@ -1,7 +1,7 @@
 """Experiments: methods, learning rates, seeds, and functions that run a cell.
 
-A module has `experiments(store)` or `cells(profile, store)`, `work(cell, profile)`, which runs a cell, and `QUICK`, the
-cells of the quick profile. An experiment may need results of the experiments before it.
+A module has `experiments(store)` or `cells(profile, store)`, and `work(cell, profile)`, which runs a cell. `QUICK` are
+the cells of the quick profile, if there are any. An experiment may need results of the experiments before it.
 """
 
 from types import ModuleType
@@ -61,7 +61,7 @@ def planned(name: str, profile: Profile, store: Store) -> list[Cell]:
     """
     module = ALL[name]
     if profile.is_quick:
-        return list(module.QUICK)
+        return list(getattr(module, "QUICK", ()))
     if hasattr(module, "cells"):
         return list(module.cells(profile, store))
     found: list[Cell] = []

@@ -47,9 +47,6 @@ def experiments(store: Store) -> list[Experiment]:
     )]  # fmt: skip
 
 
-QUICK: list[Cell] = []
-
-
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Run a cell."""
     (method,) = (method for name, method in ARMS.values() if name == cell["rival"])

@@ -57,7 +57,6 @@ def experiments(store: Store) -> list[Experiment]:
 
 
 IN_STAGES = True
-QUICK: list[Cell] = []
 
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:

@@ -111,9 +111,6 @@ def _methods(setting: Setting) -> dict[str, Cell]:
     }
 
 
-QUICK: list[Cell] = []
-
-
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Run a cell.
 

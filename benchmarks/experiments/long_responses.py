@@ -36,9 +36,6 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
     ]
 
 
-QUICK: list[Cell] = []
-
-
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Run a cell."""
     model, parts = base_model("main"), cell["parts"]

@@ -31,9 +31,6 @@ def experiments(store: Store) -> list[Experiment]:
     )]  # fmt: skip
 
 
-QUICK: list[Cell] = []
-
-
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Run a cell."""
     _, found = offline.trained(

@@ -23,9 +23,6 @@ def cell(base: str) -> Cell:
     return {"claim": "temperatures", "base": base, "weights": model_hash(base), "seed": 0, "draws": DRAWS}
 
 
-QUICK: list[Cell] = []
-
-
 def cells(profile: Profile, store: Store) -> list[Cell]:
     """Return the cells of all base models."""
     return [cell(base) for base in BASES]

@@ -60,9 +60,6 @@ def _worth(base: str) -> dict[tuple[str, float], list[Cell]]:
     return found
 
 
-QUICK: list[Cell] = []
-
-
 def lost(store: Store) -> dict[str, dict[str, float]]:
     """Return the pass@1 that each setting loses at its best rate against the best setting, by base.
 

@@ -99,9 +99,6 @@ def experiments(store: Store) -> list[Experiment]:
     return [rewarded(), rated()]
 
 
-QUICK: list[Cell] = []
-
-
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Run a cell.
 

@@ -24,7 +24,7 @@ from benchmarks.cells import Cell, Store
 from benchmarks.decoding import DRAWS
 from benchmarks.experiment import TUNING_SEED, Experiment, once, rates
 from benchmarks.loops import rounds
-from benchmarks.methods import METHODS, Direct, Objective, at_share, dpo, kto, tapered
+from benchmarks.methods import METHODS, Direct, Objective, at_share, balanced, dpo, kto, tapered
 from benchmarks.rows import Rows
 from benchmarks.setting import (
     TEST_SEED,
@@ -87,13 +87,8 @@ def shared(share: float | str, pool: Rows, seed: int) -> tuple[np.ndarray, np.nd
     return np.arange(len(pool)), at_share(share)(pool)
 
 
-def balanced(pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return half right and half wrong rows."""
-    sides = [np.flatnonzero((pool.rewards > 0) == sign) for sign in (True, False)]
-    if not all(map(len, sides)):
-        return np.arange(0), np.ones(0)
-    rng = np.random.default_rng(seed)
-    chosen = np.concatenate([np.resize(rng.permutation(side), len(pool) // 2) for side in sides])
+def half_right(pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    chosen = balanced(pool, seed)
     return chosen, pool.rewards[chosen]
 
 
@@ -137,7 +132,7 @@ RECIPES = {
     "right answers once": right_once,
     REPEATED: repeated,
     DEFAULT: partial(shared, "mean"),
-    BALANCED: balanced,
+    BALANCED: half_right,
     "TOPR, p~ 20%": partial(shared, 0.2),
     "TOPR, c = 0": partial(shared, "p"),
     WEIGHTED: weighted,
@@ -239,9 +234,6 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
                 found.append(one_pass(base, ONE_PASS_TO_COME, "test/greedy", "test/pass@1"))
             found += on_pretrained(base)
     return once([cell for experiment in found for cell in experiment.cells(store)])
-
-
-QUICK: list[Cell] = []
 
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:

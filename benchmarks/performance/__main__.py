@@ -16,9 +16,9 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaConfig
 
-from benchmarks.cells import machine, versions
+from benchmarks.cells import machine, quiet, versions
 from benchmarks.performance import page
-from benchmarks.performance.timing import in_turn, peak_memory, quiet, scoring_peak, scoring_seconds, seconds_per_step
+from benchmarks.performance.timing import in_turn, peak_memory, scoring_peak, scoring_seconds, seconds_per_step
 from benchmarks.performance.work import (
     GENERATED,
     GSM8K,

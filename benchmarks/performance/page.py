@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import gpu
 from benchmarks.cells import Store
-from benchmarks.report import fill_page, table
+from benchmarks.report import bold, fill_page, table
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "performance.json"
@@ -99,8 +99,7 @@ def goals_table(found: Results) -> str:
     for goal in GOALS:
         ratios = goal.ratios(found)
         spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
-        bold = "" if goal.is_met(found) else "**"
-        rows.append([goal.measure, goal.limit, f"{bold}{median(ratios):.2f}×{spread}{bold}"])
+        rows.append([goal.measure, goal.limit, bold(f"{median(ratios):.2f}×{spread}", not goal.is_met(found))])
     return table(["measure", "goal", "measured"], rows)
 
 

@@ -3,29 +3,17 @@
 import os
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import torch
-from datasets.utils.logging import disable_progress_bar, set_verbosity_error
 from transformers import TrainerCallback
-from transformers.utils import logging as transformers_logging
 from trl.kernels import chunked_logprob
 
 from benchmarks.memory import allocations, peak_of
 from benchmarks.performance.work import Build, Case, offline_topr
-
-
-def quiet() -> None:
-    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    warnings.simplefilter("ignore")
-    disable_progress_bar()
-    set_verbosity_error()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
 
 
 class Clock(TrainerCallback):

@@ -32,16 +32,10 @@ def test_invalid_never_wins_a_vote():
     assert evaluate_samples([[None, None, None]], ["5"], maj_ks=[3]).maj_at[3].value == 0.0
 
 
-@pytest.mark.parametrize(
-    ("answers", "truths", "ks", "message"),
-    [
-        ([], [], [1], "at least one"),
-        ([["1"]], ["1", "2"], [1], "one true answer"),
-    ],
-)
-def test_bad_input(answers, truths, ks, message):
-    with pytest.raises(ValueError, match=message):
-        evaluate_samples(answers, truths, pass_ks=ks)
+@pytest.mark.parametrize(("answers", "truths"), [([], []), ([["1"]], ["1", "2"])])
+def test_each_problem_has_answers_and_a_truth(answers, truths):
+    with pytest.raises(ValueError, match="at least one problem, and one true answer for each"):
+        evaluate_samples(answers, truths)
 
 
 def test_weighted_self_consistency_by_hand():

@@ -11,7 +11,6 @@ from topr_trl.evaluation.estimates import evaluate_in_full
 from topr_trl.evaluation.report import read_evaluation, write_report
 from topr_trl.evaluation.rewards import (
     RewardSamples,
-    best_estimate,
     best_moments,
     compare_rewards,
     evaluate_rewards,
@@ -138,10 +137,6 @@ def test_with_a_threshold_answers_are_not_used(tmp_path):
     assert found.greedy_reward.value == 0.1
     write_report(tmp_path, runs, 0, rewards)
     assert read_evaluation(tmp_path / "evaluation.json").greedy.value == 1
-
-
-def test_a_single_sample_has_no_interval():
-    assert np.isnan(best_estimate(samples([[1.0], [2.0]]), 1).standard_error)
 
 
 def test_the_card_of_a_model_has_its_reward():

@@ -3,10 +3,9 @@
 import json
 
 import pytest
+from reading import imported, learned
 from records import EXAMPLES
-from test_agents import learned
 from test_chat_apps import of_librechat, of_webui
-from test_evaluations import imported
 from test_spans import feedback, span, trace
 
 from topr_trl.importing.format import Unusable

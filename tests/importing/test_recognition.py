@@ -13,9 +13,8 @@ from topr_trl.importing.recognition import format_of, recognize
 WRITTEN = Path(__file__).parent / "written"
 OF_FILES = {
     "inspect-0.3.285.eval": "inspect", "inspect-0.3.285.json": "inspect", "lm-eval-0.4.13-chat.jsonl": "lm-eval",
-    "langchain-core-1.8.3.jsonl": "langsmith", "openhands-sdk-1.58.2.jsonl": "openhands-output",
-    "opentelemetry-util-genai-1.3b0.jsonl": "opentelemetry", "vllm-0.30.0.jsonl": "openai",
-    "verifiers-0.3.1/results.jsonl": "verifiers-results", "verifiers-0.4.0/traces.jsonl": "verifiers",
+    "vllm-0.30.0.jsonl": "openai", "verifiers-0.3.1/results.jsonl": "verifiers-results",
+    "verifiers-0.4.0/traces.jsonl": "verifiers",
 }  # fmt: skip
 
 

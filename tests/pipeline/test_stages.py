@@ -494,16 +494,13 @@ def test_rows_are_scored_by_their_task(scored, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sharding", "settings", "wrong"),
-    [("fsdp", {}, True), ("deepspeed", {}, True), ("deepspeed", {"use_peft": True}, False), ("none", {}, False)],
+    ("is_deepspeed", "settings", "wrong"),
+    [(True, {}, True), (True, {"use_peft": True}, False), (False, {}, False)],
 )
-def test_training_that_would_save_no_weights_is_refused(tmp_path, monkeypatch, sharding, settings, wrong):
-    plugins = SimpleNamespace(
-        fsdp_plugin=SimpleNamespace(state_dict_type="StateDictType.SHARDED_STATE_DICT"),
-        deepspeed_plugin=SimpleNamespace(zero_stage=3, zero3_save_16bit_model=False),
-    )
-    trainer = Mock(accelerator=SimpleNamespace(state=plugins), is_fsdp_enabled=sharding == "fsdp",
-                   is_deepspeed_enabled=sharding == "deepspeed", train=Mock(side_effect=InterruptedError))  # fmt: skip
+def test_training_that_would_save_no_weights_is_refused(tmp_path, monkeypatch, is_deepspeed, settings, wrong):
+    plugins = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=3, zero3_save_16bit_model=False))
+    trainer = Mock(accelerator=SimpleNamespace(state=plugins), is_deepspeed_enabled=is_deepspeed,
+                   train=Mock(side_effect=InterruptedError))  # fmt: skip
     monkeypatch.setattr(train, "trainer_of_rows", lambda _: trainer)
     with pytest.raises(ValueError if wrong else InterruptedError, match="save no whole weights" if wrong else None):
         stage_of("train", training(tmp_path, tmp_path, **settings)).make()

@@ -186,7 +186,6 @@ def test_a_reward_model_is_not_read_from_pickles(rows, reward_model):
         (lambda completions, **_: [1.0], "1 rewards for 4 completions"),
         (lambda completions, **_: ["good"] * 4, "'good' for completion 0"),
         (lambda completions, **_: [1.0, float("inf"), 1.0, 1.0], "inf for completion 1"),
-        (lambda completions, **_: [1.0, float("nan"), 1.0, 1.0], "nan for completion 1"),
         (lambda completions, **_: torch.ones(4, 2), "tensor([1., 1.]) for completion 0"),
         (lambda completions, **_: [[1.0, None]] * 4, "turn_rewards"),
         (lambda completions, **_: [10**400] * 4, "for completion 0. Return a finite number"),
@@ -220,12 +219,6 @@ def test_answers_are_checked_before_a_judge_is_called(rows, monkeypatch):
     rows = rows.remove_columns("target").add_column("answer", ["1", "1", "2", None])
     with pytest.raises(ValueError, match="row 3"):
         reward_completions(rows, lambda texts, truths: pytest.fail("called"))
-
-
-def test_a_judge_must_return_verdicts(rows):
-    rows = rows.rename_column("target", "answer")
-    with pytest.raises(ValueError, match=r"returned 1.0 for completion 0.*correct, incorrect, invalid"):
-        reward_completions(rows, lambda texts, truths: [1.0] * len(texts))
 
 
 def test_weights_and_names(rows):

@@ -124,8 +124,8 @@ def trial_command(args: TrialArguments) -> None:
     if found.better_than_none:
         config = shlex.quote(str(settings))
         shown = f"Use the recommended settings with topr train --config {config}, or with topr iterate. "
-    page = write_page(out, out / PAGE).path
-    print(f"\n{text}\n\n{shown}{page} shows the results and completions.", flush=True)
+    write_page(out, out / PAGE)
+    print(f"\n{text}\n\n{shown}{out / PAGE} shows the results and completions.", flush=True)
 
 
 # The best learning rate depends on these settings, so `recommended.yaml` always contains them.

@@ -201,8 +201,7 @@ def samples_of(rows: Dataset) -> Samples:
     check_usable(columns, "answers")
     if len(rows) == 0:
         raise ValueError("There is no row to evaluate.")
-    ids = id_column(rows, "problem_id").tolist() if "problem_id" in columns else _named(rows)
-    rows_of, sampled, greedy, temperatures = rows_by_problem(rows, ids)
+    rows_of, sampled, greedy, temperatures = rows_by_problem(rows)
     truths = _one_value_each(text_column(rows, "answer"), rows_of, "answer")
     extracted = text_column(rows, "extracted", may_be_empty=True)
     verdicts = verdict_column(rows) if "verdict" in columns else None
@@ -231,16 +230,18 @@ def samples_of(rows: Dataset) -> Samples:
 
 
 def rows_by_problem(
-    rows: Dataset, ids: Sequence[ProblemId]
+    rows: Dataset,
 ) -> tuple[dict[ProblemId, list[int]], list[list[int]], list[int], list[float]]:
     """Return the positions of rows by problem, of samples, and of greedy rows, and the temperatures of the samples.
 
     The temperatures are distinct and in ascending order. The list is empty if a sample's temperature is unknown.
+    Without a column `problem_id`, rows with equal prompts share a problem.
 
     Raises:
-        ValueError: a temperature is not a number of at least 0, or a problem has no greedy row or several (see
-            `without_greedy`).
+        ValueError: an id or prompt is missing, a temperature is not a number of at least 0, or a problem has no greedy
+            row or several (see `without_greedy`).
     """
+    ids = id_column(rows, "problem_id").tolist() if "problem_id" in rows.column_names else _named(rows)
     rows_of: dict[ProblemId, list[int]] = {}
     for i, problem in enumerate(ids):
         rows_of.setdefault(problem, []).append(i)

@@ -37,22 +37,22 @@ class Difference:
     high: float
     share_better: float
 
+    _UNIT, _DIGITS = 100, 1  # factor and decimals of printed values
+
     def to_dict(self) -> dict[str, float]:
         """Return the attributes as a dictionary, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
         # Adding 0.0 turns -0.0 into 0.0.
-        found = (round(100 * value, 1) + 0.0 for value in (self.difference, self.low, self.high))
-        return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*found)
+        found = (round(self._UNIT * value, self._DIGITS) + 0.0 for value in (self.difference, self.low, self.high))
+        return "{} [{}, {}]".format(*(f"{value:+.{self._DIGITS}f}" for value in found))
 
 
 class RewardDifference(Difference):
     """Difference between the mean rewards of two runs. `print` shows it in units of the reward."""
 
-    def __str__(self) -> str:
-        found = (round(value, 3) + 0.0 for value in (self.difference, self.low, self.high))
-        return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*found)
+    _UNIT, _DIGITS = 1, 3
 
 
 def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float64], seed: int = 0) -> list[Difference]:

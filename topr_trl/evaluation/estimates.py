@@ -34,18 +34,19 @@ class Estimate:
     value: float
     standard_error: float
 
+    UNIT, _DIGITS, _SIGN = 100, 1, "%"  # factor, decimals and sign of shown values
+
     def __str__(self) -> str:
-        margin = f" ± {200 * self.standard_error:.1f}" if self.standard_error == self.standard_error else ""
-        return f"{100 * self.value:.1f}%{margin}"
+        known = self.standard_error == self.standard_error
+        margin = f" ± {2 * self.UNIT * self.standard_error:.{self._DIGITS}f}" if known else ""
+        return f"{self.UNIT * self.value:.{self._DIGITS}f}{self._SIGN}{margin}"
 
 
 @dataclass(frozen=True)
 class RewardEstimate(Estimate):
     """Mean reward over problems, with its standard error. `print` shows both numbers in units of the reward."""
 
-    def __str__(self) -> str:
-        margin = f" ± {2 * self.standard_error:.3f}" if self.standard_error == self.standard_error else ""
-        return f"{self.value:.3f}{margin}"
+    UNIT, _DIGITS, _SIGN = 1, 3, ""
 
 
 SomeEstimate = TypeVar("SomeEstimate", bound=Estimate)

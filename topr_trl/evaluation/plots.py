@@ -209,16 +209,14 @@ def _figure_of_progress(evaluations: Mapping[str, Evaluation]) -> Any:
 def _draw_rewards(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
     runs = list(evaluations.values())
     best = [run.best_reward_at for run in runs]
-    _draw_series(panel, evaluations, [run.reward for run in runs], 1, label="mean")
-    _draw_series(panel, evaluations, [run.greedy_reward for run in runs], 1, label="greedy", linestyle=_GREEDY)
+    _draw_series(panel, evaluations, [run.reward for run in runs], label="mean")
+    _draw_series(panel, evaluations, [run.greedy_reward for run in runs], label="greedy", linestyle=_GREEDY)
     for k in shared_ks(best):
-        _draw_series(panel, evaluations, [curve[k] for curve in best], 1, label=f"best@{k}")
+        _draw_series(panel, evaluations, [curve[k] for curve in best], label=f"best@{k}")
     panel.set(ylabel="reward", title="Reward of test prompts")
 
 
-def _draw_series(
-    panel: Any, names: Iterable[str], estimates: Sequence[Estimate | None], unit: float, **look: object
-) -> None:
+def _draw_series(panel: Any, names: Iterable[str], estimates: Sequence[Estimate | None], **look: object) -> None:
     """Draw the estimates of a series of evaluations. Leave out evaluations without an estimate.
 
     A single evaluation has its measures on the axis instead of its name.
@@ -227,8 +225,8 @@ def _draw_series(
         names, look = [str(look["label"])], {"color": TOPR}
     known = [(name, each) for name, each in zip(names, estimates, strict=True) if each is not None]
     if known:
-        errors = np.nan_to_num([2 * unit * each.standard_error for _, each in known])
-        values = [unit * each.value for _, each in known]
+        errors = np.nan_to_num([2 * each.UNIT * each.standard_error for _, each in known])
+        values = [each.UNIT * each.value for _, each in known]
         panel.errorbar([name for name, _ in known], values, errors, marker="o", markersize=4, capsize=3, **look)
     panel.margins(x=0.15)
     panel.grid(axis="y")
@@ -239,9 +237,9 @@ def _draw_accuracies(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
     for measure, curves in {"pass": [run.pass_at for run in runs], "maj": [run.maj_at for run in runs]}.items():
         for k in shared_ks(curves):
             look = {"linestyle": _LINES[f"{measure}@k"], "color": f"C{k.bit_length() - 1}", "label": f"{measure}@{k}"}
-            _draw_series(panel, evaluations, [curve[k] for curve in curves], 100, **look)
+            _draw_series(panel, evaluations, [curve[k] for curve in curves], **look)
     greedy = [run.greedy for run in runs]
-    _draw_series(panel, evaluations, greedy, 100, label="greedy", linestyle=_GREEDY, color=GRAY)
+    _draw_series(panel, evaluations, greedy, label="greedy", linestyle=_GREEDY, color=GRAY)
     panel.set(ylabel="accuracy (%)", ylim=(0, 100), title="Test accuracy")
 
 

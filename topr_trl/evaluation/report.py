@@ -17,7 +17,12 @@ from topr_trl.evaluation.plots import plot_evaluations, plot_progress
 from topr_trl.evaluation.rewards import RewardSamples, compare_rewards, evaluate_rewards
 from topr_trl.rewards import INVALID
 
-_CURVES = {"pass": "pass_at", "maj": "maj_at", "weighted_sc": "weighted_sc_at", "best": "best_at"}
+# Attributes of an evaluation, by the label of their rows: single estimates, and estimates by k.
+_SINGLE = {"greedy (T=0)": "greedy", "greedy reward (T=0)": "greedy_reward", "reward": "reward"}
+_CURVES = {
+    "best reward": "best_reward_at", "pass": "pass_at", "maj": "maj_at", "weighted_sc": "weighted_sc_at",
+    "best": "best_at",
+}  # fmt: skip
 EVALUATION = "evaluation.json"
 PICTURE = "evaluation.png"  # plot of a model card, and of a report on one run
 
@@ -55,20 +60,16 @@ class Evaluations(dict[str, Evaluation]):
     def _rows(self) -> list[list[str]]:
         """Return the rows of the table: a label and one cell per evaluation.
 
-        Greedy accuracy comes first, if any evaluation has it. A measure is shown at each k that all evaluations have.
+        A single estimate is shown if any evaluation has it. A measure is shown at each k that all evaluations have.
         """
         runs, rows = list(self.values()), []
-        if any(run.greedy for run in runs):
-            rows += [["greedy (T=0)", *(str(run.greedy or "") for run in runs)]]
-        if any(run.greedy_reward for run in runs):
-            rows += [["greedy reward (T=0)", *(str(run.greedy_reward or "") for run in runs)]]
-        if any(run.reward for run in runs):
-            rows += [["reward", *(str(run.reward or "") for run in runs)]]
-            best = [run.best_reward_at for run in runs]
-            rows += [[f"best reward@{k}", *(str(other[k]) for other in best)] for k in shared_ks(best)]
-        for measure, curve in _CURVES.items():
-            curves = [getattr(run, curve) for run in runs]
-            rows += [[f"{measure}@{k}", *(str(other[k]) for other in curves)] for k in shared_ks(curves)]
+        for label, name in _SINGLE.items():
+            estimates = [getattr(run, name) for run in runs]
+            if any(estimates):
+                rows += [[label, *(str(estimate or "") for estimate in estimates)]]
+        for measure, name in _CURVES.items():
+            curves = [getattr(run, name) for run in runs]
+            rows += [[f"{measure}@{k}", *(str(curve[k]) for curve in curves)] for k in shared_ks(curves)]
         shares = dict.fromkeys(share for run in runs for share in run.shares)
         return rows + [[share, *(f"{100 * run.shares.get(share, 0):.1f}%" for run in runs)] for share in shares]
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from topr_trl.data.rows import finite_rewards, hash_prompts, id_column, need_columns
+from topr_trl.data.rows import finite_rewards, need_columns
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.evaluation.answers import ProblemId, rows_by_problem
@@ -83,16 +83,15 @@ def reward_samples_of(rows: Dataset) -> RewardSamples:
         ValueError: there is no row, no row has a reward, a column is missing or has a wrong value, or the problems
             differ in their number of samples or greedy rows.
     """
-    by_id = "problem_id" in rows.column_names
+    problem = "problem_id" if "problem_id" in rows.column_names else "prompt"
     reward = "label" if "label" in rows.column_names and "reward" not in rows.column_names else "reward"
-    need_columns(rows.column_names, (reward, "problem_id" if by_id else "prompt"), "Rows to evaluate")
+    need_columns(rows.column_names, (reward, problem), "Rows to evaluate")
     if len(rows) == 0:
         raise ValueError("There are no rows to evaluate.")
-    ids = id_column(rows, "problem_id") if by_id else hash_prompts(rows.with_format(None)["prompt"])
     rewards = finite_rewards(rows, may_be_missing=True)
     if np.isnan(rewards).all():
         raise ValueError(f"None of the {len(rewards)} rows to evaluate has a reward.")
-    places, sampled, greedy, temperatures = rows_by_problem(rows, ids.tolist())
+    places, sampled, greedy, temperatures = rows_by_problem(rows)
     counts = {len(place) for place in sampled}
     if len(counts) > 1:
         raise ValueError(
@@ -148,13 +147,8 @@ def best_estimate(samples: RewardSamples, k: int) -> RewardEstimate:
 
 
 def passed(samples: RewardSamples, pass_threshold: float) -> NDArray[np.bool_]:
-    """Return whether each sample passes, shape (P, S). A sample without a reward does not pass."""
+    """Return whether the reward of each sample is at least the threshold, shape (P, S). NaN is not."""
     return np.nan_to_num(samples.rewards_PS, nan=-np.inf) >= pass_threshold
-
-
-def expected_pass_by_reward(samples: RewardSamples, pass_threshold: float, k: int) -> NDArray[np.float64]:
-    """Return pass@k of each problem, shape (P,). A sample passes if its reward is at least the threshold."""
-    return pass_of_problems(passed(samples, pass_threshold), k)
 
 
 def evaluate_rewards(samples: RewardSamples, pass_threshold: float | None = None) -> Evaluation:
@@ -181,7 +175,7 @@ def evaluate_rewards(samples: RewardSamples, pass_threshold: float | None = None
         passed_PS = passed(samples, pass_threshold)
         not_passed_PS = ~passed_PS & ~np.isnan(samples.rewards_PS)
         shares = {PASSED: float(passed_PS.mean()), NOT_PASSED: float(not_passed_PS.mean())}
-        pass_at = {k: exact_estimate(expected_pass_by_reward(samples, pass_threshold, k), k, size) for k in ks}
+        pass_at = {k: exact_estimate(pass_of_problems(passed_PS, k), k, size) for k in ks}
         cardinality = np.bincount(passed_PS.sum(axis=1), minlength=size + 1).tolist()
     if missing:
         shares[WITHOUT] = missing
@@ -246,9 +240,11 @@ def compare_rewards(
     for k in ks:
         means = [best_moments(samples, k)[0] for samples in both]
         found["reward" if k == 1 else f"best reward@{k}"] = _reward_difference(means[0], means[1], seed)
-    for k in ks if pass_threshold is not None else ():
-        values = [expected_pass_by_reward(samples, pass_threshold, k)[:, None] for samples in both]  # type: ignore[arg-type]
-        found[f"pass@{k}"] = paired_bootstrap(values[0], values[1], seed)[0]
+    if pass_threshold is not None:
+        have_passed = [passed(samples, pass_threshold) for samples in both]
+        for k in ks:
+            first_P1, second_P1 = (pass_of_problems(passed_PS, k)[:, None] for passed_PS in have_passed)
+            (found[f"pass@{k}"],) = paired_bootstrap(first_P1, second_P1, seed)
     return found
 
 

@@ -84,7 +84,7 @@ def _check_accelerate(settings: RunArguments) -> None:
     offloaded = deepspeed.get("offload_optimizer_device", "none") != "none"
     offloaded = offloaded or offloads_optimizer(deepspeed.get("deepspeed_config_file"))
     refuse_adafactor(settings.optim, fsdp.get("fsdp_version") == 2, offloaded)
-    if not _saves_weights(fsdp, deepspeed, settings.use_peft):
+    if not (settings.use_peft or _saves_weights(deepspeed)):  # ZeRO-3 always saves the weights of an adapter.
         raise ValueError(NO_WEIGHTS)
     if sharding == "DEEPSPEED" and find_spec("deepspeed") is None:
         raise ImportError('This accelerate_config needs DeepSpeed: run pip install ".[deepspeed]" in the clone.')
@@ -116,15 +116,13 @@ def _check_accelerate(settings: RunArguments) -> None:
         )
 
 
-def _saves_weights(fsdp: Json, deepspeed: Json, peft: bool) -> bool:
-    """Return whether training saves whole weights at its end. ZeRO-3 always saves the weights of an adapter."""
-    default = "SHARDED_STATE_DICT" if fsdp.get("fsdp_version") == 2 else "FULL_STATE_DICT"
+def _saves_weights(deepspeed: Json) -> bool:
+    """Return whether training with these settings of DeepSpeed saves whole weights at its end."""
     zero, stage, gathers = deepspeed, "zero_stage", "zero3_save_16bit_model"
     if os.path.isfile(file := deepspeed.get("deepspeed_config_file", "")):
         zero = json.loads(Path(file).read_text()).get("zero_optimization") or {}
         stage, gathers = "stage", "stage3_gather_16bit_weights_on_model_save"
-    is_whole = fsdp.get("fsdp_state_dict_type", default) == "FULL_STATE_DICT"
-    return is_whole and (zero.get(stage) != 3 or bool(zero.get(gathers)) or peft)
+    return zero.get(stage) != 3 or bool(zero.get(gathers))
 
 
 def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop: Event) -> None:

@@ -37,7 +37,7 @@ from topr_trl.baseline import LARGEST_REWARD
 from topr_trl.data.messages import plain_messages
 from topr_trl.data.rows import OF_FUNCTION, need_columns, problem_column, text_column
 from topr_trl.data.tokenization import template_options
-from topr_trl.rewards.verdicts import CORRECT, VERDICTS, check_rewards, text_of
+from topr_trl.rewards.verdicts import CORRECT, VERDICTS, Judgement, check_rewards, text_of
 
 RewardFunc: TypeAlias = str | PreTrainedModel | Callable[..., Any]
 
@@ -173,7 +173,7 @@ def prepare_rewards(reward_funcs: Sequence[Any], columns: Collection[str], load:
 
 def _prepare(given: Any, columns: Collection[str], load: bool) -> Reward:
     if isinstance(given, str) and not load:
-        return Reward(given.rstrip("/").split("/")[-1], None, "model")
+        return Reward(Path(given).name, None, "model")
     if isinstance(given, str):
         model, info = AutoModelForSequenceClassification.from_pretrained(
             given, num_labels=1, use_safetensors=True, trust_remote_code=False, output_loading_info=True
@@ -187,7 +187,7 @@ def _prepare(given: Any, columns: Collection[str], load: bool) -> Reward:
             tokenizer.pad_token = tokenizer.eos_token
         # The model returns its score for the last token that is not padding, so it needs the padding token.
         given.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        return Reward(get_config_model_id(given.config).rstrip("/").split("/")[-1], given.eval(), "model", tokenizer)
+        return Reward(Path(get_config_model_id(given.config)).name, given.eval(), "model", tokenizer)
     if not callable(given):
         raise ValueError(f"reward_funcs must be functions, models or names of models, not {given!r}.")
     name = get_callable_name(given)
@@ -256,7 +256,7 @@ def score_rows(
             neither a finite number nor None.
     """
     values_NF = np.full((len(rows), len(rewards)), np.nan)
-    judgements: list[tuple[str, str | None]] = []
+    judgements: list[Judgement] = []
     if any(reward.kind == "judge" for reward in rewards):
         text_column(rows, "answer")  # Check all answers before any function is called.
     with tqdm(total=len(rows), desc=description, unit="row", delay=5) as progress:
@@ -297,9 +297,7 @@ def _chunks(rows: Dataset) -> Iterator[tuple[int, int]]:
     yield first, len(rows)
 
 
-def _score_chunk(
-    rows: Dataset, start: int, rewards: Sequence[Reward]
-) -> tuple[NDArray[np.float64], list[tuple[str, str | None]]]:
+def _score_chunk(rows: Dataset, start: int, rewards: Sequence[Reward]) -> tuple[NDArray[np.float64], list[Judgement]]:
     """Return the values of F rewards, shape (N, F), and the judge's verdicts and answers.
 
     A value is NaN if the function returned None. Without a judge, the list of verdicts and answers is empty. Error
@@ -318,7 +316,7 @@ def _score_chunk(
         "log_metric": _ignore,
     }
     found: dict[str, Any] = {}
-    judgements: list[tuple[str, str | None]] = []
+    judgements: list[Judgement] = []
     later = [reward for reward in rewards if reward.kind == "function" and is_async_callable(reward.call)]
     for reward in rewards:
         if reward.kind == "model":
@@ -342,9 +340,8 @@ def _ignore(*_: Any, **__: Any) -> None:
 
 def _as_trl_passes(prompt: Any, completion: Any) -> Any:
     """Return a completion as TRL passes it. A text after a prompt of messages becomes an assistant message."""
-    is_text = isinstance(completion, str)
-    if is_conversational({"prompt": prompt}):
-        return [{"role": "assistant", "content": completion}] if is_text else completion
+    if isinstance(completion, str) and is_conversational({"prompt": prompt}):
+        return [{"role": "assistant", "content": completion}]
     return completion
 
 
@@ -399,9 +396,7 @@ def _as_number(name: str, i: int, value: Any) -> float:
     )
 
 
-def _judge(
-    reward: Reward, completions: Sequence[Any], answers: Sequence[str], start: int
-) -> list[tuple[str, str | None]]:
+def _judge(reward: Reward, completions: Sequence[Any], answers: Sequence[str], start: int) -> list[Judgement]:
     texts = [text_of(completion, i) for i, completion in enumerate(completions, start)]
     with _naming(reward):
         judgements = list(reward.call(texts, answers))

@@ -95,9 +95,8 @@ def _import_file(path: Path, name: str) -> ModuleType:
     assert spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[key] = module  # Dataclasses and pickle look up modules in `sys.modules`.
-    _search_in(path.resolve().parent)  # Like a script, the file can import modules in its folder.
     try:
-        with _importing(str(path)):
+        with _importing(str(path), path.resolve().parent):  # Like a script, the file can import modules in its folder.
             spec.loader.exec_module(module)
     except ValueError:
         del sys.modules[key]
@@ -106,25 +105,24 @@ def _import_file(path: Path, name: str) -> ModuleType:
 
 
 def _import_module(source: str, name: str) -> ModuleType:
-    _search_in(Path.cwd())
-    with _importing(f"the module {source} of {name}"):
+    with _importing(f"the module {source} of {name}", Path.cwd()):
         return importlib.import_module(source)
 
 
 @contextmanager
-def _importing(what: str) -> Iterator[None]:
-    """Turn any error of the user's code, including SystemExit, into a ValueError. Scripts can raise SystemExit."""
+def _importing(what: str, folder: Path) -> Iterator[None]:
+    """Search for modules in a folder, too, and turn any error of the user's code into a ValueError.
+
+    Scripts can raise SystemExit, which is also turned into a ValueError.
+    """
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
     try:
         yield
     except (Exception, SystemExit) as error:
         searched = " Python searched the current folder (for a file: its folder) and the installed packages."
         more = searched * isinstance(error, ModuleNotFoundError)
         raise ValueError(f"reward_funcs: {what} cannot be imported: {type(error).__name__}: {error}.{more}") from error
-
-
-def _search_in(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
 
 
 def _check_model(name: str) -> None:
@@ -172,17 +170,13 @@ def code_fingerprint(names: Sequence[str]) -> str:
 
 
 def _code_of(name: str) -> bytes:
-    if name in TRL_FUNCTIONS:
-        return b""
-    source, _ = _split(name)
-    if source is None:
+    if name in TRL_FUNCTIONS or (source := _split(name)[0]) is None:
         return b""
     if source.endswith(".py"):
         if not Path(source).is_file():
             raise FileNotFoundError(f"reward_funcs: there is no file {source} ({name}).")
         return hashlib.sha256(Path(source).read_bytes()).digest()
-    _search_in(Path.cwd())
-    with _importing(f"the module {source} of {name}"):
+    with _importing(f"the module {source} of {name}", Path.cwd()):
         spec = find_spec(source)  # For PACKAGE.MODULE, `find_spec` imports PACKAGE.
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return b""

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Lock
@@ -63,10 +64,9 @@ class WorkerPool:
             raise ValueError(
                 f"A pool needs a worker and time: set workers={workers} and seconds={seconds} to positive values."
             )
-        self._command = [sys.executable, "-P", __file__, str(file), function, str(seconds), str(memory)]
+        command = [sys.executable, "-P", __file__, str(file), function, str(seconds), str(memory)]
+        self._start = partial(_Worker, command, seconds, environment)
         self._limit = workers or _cores()
-        self._seconds = seconds
-        self._environment = environment
         self._workers: list[_Worker] = []
         self._lock = Lock()
         self._owner = os.getpid()
@@ -96,9 +96,6 @@ class WorkerPool:
             except BaseException:
                 self._end_workers()  # Otherwise, the next call could get results of this call.
                 raise
-
-    def _start(self) -> "_Worker":
-        return _Worker(self._command, self._seconds, self._environment)
 
     def _map(self, items: Sequence[Any], done: Callable[[int], object]) -> list[Any]:
         results: list[Any] = [None] * len(items)
@@ -221,7 +218,7 @@ def _serve(file: str, name: str, seconds: float, memory: int) -> None:
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds + 1)
         try:
             result = function(json.loads(line))
-        except (Exception, RecursionError, MemoryError):
+        except Exception:
             result = None
         signal.setitimer(signal.ITIMER_REAL, 0)
         output.write(json.dumps(result).encode() + b"\n")

@@ -470,7 +470,7 @@ def _check_readable(text: str) -> None:
     structure = _structure(text)
     if structure[0] == "atom":
         atom = _PERCENT.sub("", structure[1]).strip()
-        if _words_in_text(atom) is None and as_number(atom) is None and not _digits_and_base(atom):
+        if _exact_form(atom) is None:
             parse_formula(atom)
         return
     for part in structure[-1]:
@@ -499,13 +499,16 @@ def canonical_answer(text: str) -> str:
     if structure[0] == "matrix":
         return "[" + ", ".join("[" + ", ".join(map(canonical_answer, row)) + "]" for row in structure[1]) + "]"
     atom = re.sub(r"^[a-zA-Z]=", "", _PERCENT.sub("", structure[1]).strip())
+    return _exact_form(atom) or _canonical_formula(atom)
+
+
+def _exact_form(atom: str) -> str | None:
+    """Return the canonical form of a number, with or without a base, or of words. Return None for a formula."""
     if (value := as_number(atom)) is not None:
         return str(value)
     if based := _digits_and_base(atom):
         return f"{based[0]}_{based[1]}"
-    if (words := _words_in_text(atom)) is not None:
-        return words
-    return _canonical_formula(atom)
+    return _words_in_text(atom)
 
 
 def _canonical_formula(text: str) -> str:
@@ -543,8 +546,6 @@ def judge(pair: list[str]) -> list[str | None]:
     given, truth = (_NUMBER_IN_TEXT.sub(r"\1\\text{\2}", text.strip()) for text in pair)
     if not re.search(r"[^\s{}()\[\]$.,;]", given):
         return ["invalid", None]
-    if given == truth:
-        return ["correct", None]
     are_contrary = contradict(given, truth)
     given, truth = normalize(given), normalize(truth)
     try:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback
 
 from topr_trl.loss import LossOutputs, topr_loss
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
-from topr_trl.trainers.checkpoints import StopAtNaN, check_finite, not_finite, writing_to
+from topr_trl.trainers.checkpoints import StopAtNaN, check_finite, not_finite, whole_fsdp_weights, writing_to
 from topr_trl.trainers.forward_checks import refuse_adapters, text_model, turn_off_noise, without_cudnn_attention
 from topr_trl.trainers.messages import print_log_lines, say
 from topr_trl.trainers.metrics import RowLog, row_values, without_ratio
@@ -262,6 +262,9 @@ class TOPRMixin(Trainer):
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Save the model if its weights are finite. See `transformers.Trainer.save_model`.
 
+        Under FSDP, the weights are saved whole. With `fsdp_state_dict_type: SHARDED_STATE_DICT`, only checkpoints are
+        sharded.
+
         Args:
             output_dir (`str`, *optional*):
                 Folder to write to. `None` uses the output folder of the trainer.
@@ -276,7 +279,8 @@ class TOPRMixin(Trainer):
         """
         folder = output_dir or self.args.output_dir
         check_finite(self.model, f"The model is not saved to {folder}")
-        with writing_to(folder):
+        is_checkpoint = output_dir is not None and kwargs.get("_internal_call", False)
+        with writing_to(folder), nullcontext() if is_checkpoint else whole_fsdp_weights(self.accelerator):
             super().save_model(output_dir, *args, **kwargs)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:

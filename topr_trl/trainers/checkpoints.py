@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -154,6 +155,21 @@ def check_resumable(folder: str | Path, is_deepspeed: bool) -> None:
             "removed or damaged. Resume from another checkpoint; or use this one as the model of a new run, in another "
             "output_dir."
         )
+
+
+@contextmanager
+def whole_fsdp_weights(accelerator: Accelerator) -> Iterator[None]:
+    """Make `Trainer.save_model` save whole weights. With FSDP's `SHARDED_STATE_DICT`, it would save none."""
+    plugin: Any = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is None:
+        yield
+        return
+    before = plugin.state_dict_type
+    plugin.set_state_dict_type("FULL_STATE_DICT")
+    try:
+        yield
+    finally:
+        plugin.set_state_dict_type(before)
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

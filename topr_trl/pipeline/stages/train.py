@@ -39,8 +39,8 @@ RESULT = (
     "neftune_noise_alpha", "full_determinism", "use_liger_kernel", "accelerator_config", "iteration",
 )  # fmt: skip
 NO_WEIGHTS = (
-    "Training would save no whole weights. Set fsdp_state_dict_type: FULL_STATE_DICT, or zero3_save_16bit_model: true, "
-    "in the config file of Accelerate, or stage3_gather_16bit_weights_on_model_save in that of DeepSpeed."
+    "Training would save no whole weights. Set zero3_save_16bit_model: true in the config file of Accelerate, or "
+    "stage3_gather_16bit_weights_on_model_save in that of DeepSpeed."
 )
 
 
@@ -146,10 +146,8 @@ class Train(Stage[TrainArguments]):
         folder, state = self.folder, PartialState()
         work = folder / manifest.WORK
         trainer = trainer_of_rows(self.args)
-        plugins = trainer.accelerator.state
-        zero3 = trainer.is_deepspeed_enabled and plugins.deepspeed_plugin.zero_stage == 3
-        shards = trainer.is_fsdp_enabled and "FULL_STATE_DICT" not in str(plugins.fsdp_plugin.state_dict_type)
-        if shards or (zero3 and not (plugins.deepspeed_plugin.zero3_save_16bit_model or self.args.use_peft)):
+        zero = trainer.accelerator.state.deepspeed_plugin if trainer.is_deepspeed_enabled else None
+        if zero and zero.zero_stage == 3 and not (zero.zero3_save_16bit_model or self.args.use_peft):
             raise ValueError(NO_WEIGHTS)
         interrupt = SaveAtInterrupt()
         trainer.add_callback(interrupt)
