@@ -56,6 +56,7 @@ SETTINGS = [
     of_both("a segment without tokens", "segment_tokens, at least 1, 0", ratio_level="segment", segment_tokens=0),
     of_both("segment_tokens without ratio_level='segment'", "segment_tokens=16, ratio_level='segment', leave, out",
         segment_tokens=16),
+    of_both("a resumed run that would read rows again", "ignore_data_skip=True, remove it", ignore_data_skip=True),
     of_both("an unknown source of log μ", "log_mu, trainer, sampler, 'guess'", log_mu="guess"),
     setting("an order that does not work in several processes",
         "accelerator_config, dispatch_batches=True, leave dispatch_batches out",

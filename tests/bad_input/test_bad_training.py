@@ -13,7 +13,7 @@ import torch
 from bad_input import NOWHERE, SETTINGS, Case, Kit, cases, kit, no_shard, nothing_written, unchanged
 from datasets import Dataset
 from peft import CPTConfig, LoraConfig, PeftConfig, PolyConfig, PrefixTuningConfig, get_peft_model
-from reference import fresh_model
+from reference import coin, fresh_model
 from test_bad_files import SAMPLE
 from test_bad_rows import not_loaded, with_columns
 from transformers import AutoModelForCausalLM
@@ -135,6 +135,14 @@ MODELS = [
         lambda kit: None, preset="tis"),
     resumed("resuming with another learning rate", "out/checkpoint-1, learning_rate, as the model", lambda kit: None,
         learning_rate=1e-5),
+    resumed("resuming with another batch size",
+        "out/checkpoint-1, rows per step, per_device_train_batch_size, 2 in the checkpoint, 4 now, twice",
+        lambda kit: None, per_device_train_batch_size=4),
+    resumed("resuming a checkpoint of another trainer", "out/checkpoint-1, topr_run.json, as the model",
+        lambda kit: (kit.out / "checkpoint-1" / "topr_run.json").unlink()),
+    resumed("resuming a checkpoint whose topr_run.json was cut",
+        "out/checkpoint-1/topr_run.json, damaged, another checkpoint",
+        lambda kit: (kit.out / "checkpoint-1" / "topr_run.json").write_text('{"trai')),
     resumed("resuming a checkpoint whose trainer_state.json was cut",
         "out/checkpoint-1, no training state, another checkpoint",
         lambda kit: (kit.out / "checkpoint-1" / "trainer_state.json").write_text('{"trai')),
@@ -168,10 +176,6 @@ def extreme(kit: Kit, reward: float = 3e38) -> None:
     rewards = [1.0] * 8
     rewards[3] = reward
     kit.offline(with_columns(kit["rows"], reward=rewards), **STEPS, save_total_limit=1, sort_by_length=False)
-
-
-def coin(completions: list[str], **_: Any) -> list[float]:
-    return [1.0 if i % 2 else -1.0 for i in range(len(completions))]
 
 
 def extreme_later(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:

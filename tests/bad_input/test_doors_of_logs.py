@@ -32,7 +32,7 @@ from topr_trl.pipeline import split
 from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.trial import ARMS
 from topr_trl.report.page import write_page
-from topr_trl.trainers.replay import read_logged
+from topr_trl.trainers.replay.logged_rows import read_logged
 
 # Records of other systems: one of each format, with parts replaced or removed.
 

@@ -19,7 +19,7 @@ from topr_trl.hub.upload import README, Upload
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import facts_of_sampling, name_on_the_hub, problems_of, sampling_of, writer_of
 from topr_trl.pipeline.manifest import Json
-from topr_trl.trainers.model_card import PAPER, TAGS, markdown_table
+from topr_trl.trainers.model_card import CITATION, TAGS, markdown_table
 
 _COUNTED = (
     "reward", "reward_after_baseline", "times_chosen", "label", "verdict", "finish_reason", "mu_fingerprint",
@@ -224,7 +224,7 @@ def dataset_card(repo_id: str, counts: Counts, files: str, sampling: Json) -> Da
         counts=markdown_table(("property", "value"), texts.items()),
         columns=markdown_table(["column", "type", "meaning"], rows),
         made=markdown_table(("setting", "value"), made.items()) if made else None,
-        citation=PAPER["citation"],
+        citation=CITATION,
     )
     return card
 

@@ -36,15 +36,10 @@ def check_types(settings: object, of: type, but: Collection[str] = ()) -> None:
         if int in kinds and isinstance(value, Integral) and not isinstance(value, bool):
             setattr(settings, name, int(value))
         elif float in kinds and isinstance(value, Real):
-            setattr(settings, name, as_float(name, value))
-
-
-def as_float(name: str, number: Real) -> float:
-    """Return a number as a `float`. Raise a ValueError that names the setting if the number is too large."""
-    try:
-        return float(number)
-    except OverflowError:
-        raise ValueError(f"{name} must be below {sys.float_info.max:g}, not {number}.") from None
+            try:
+                setattr(settings, name, float(value))
+            except OverflowError:
+                raise ValueError(f"{name} must be below {sys.float_info.max:g}, not {value}.") from None
 
 
 def check_type(name: str, value: object, hint: Any) -> None:
