@@ -45,8 +45,10 @@ def check_early(
     values = {name: value for name, value in values.items() if not str(value).startswith(HUB)}
     _check_choices(values, choices)
     _check_paths(values)
+    if command == "plan":  # This command trains nothing, and knows models by other names.
+        return
     samples = not (command == "evaluate" and values.get("input") is not None)  # `evaluate` with rows loads no model.
-    if command != "plan" and "model_name_or_path" in values and samples:  # `plan` knows models by other names.
+    if "model_name_or_path" in values and samples:
         check_model_folder(str(values["model_name_or_path"]))
     _check_packages(command, values, samples)
     rows = values.get("rows" if command == "iterate" else "input")
