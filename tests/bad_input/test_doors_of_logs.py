@@ -30,9 +30,8 @@ from topr_trl.importing.record_to_rows import RecordReader
 from topr_trl.importing.row_table import to_table
 from topr_trl.pipeline import split
 from topr_trl.pipeline.settings import TrialArguments
-from topr_trl.pipeline.trial import ARMS
 from topr_trl.report.page import write_page
-from topr_trl.trainers.replay import read_logged
+from topr_trl.trainers.replay.logged_rows import read_logged
 
 # Records of other systems: one of each format, with parts replaced or removed.
 
@@ -241,7 +240,7 @@ def test_rows_of_a_trial(rows, problems, seed):
         trial = TrialArguments(input=source, output_dir=out, held_out_problems=problems, test_by="rewards", seed=seed,
                                use_cpu=True, bf16=False)  # fmt: skip
         with refused_by_name("reward", "at least 6", "held-out", "nothing to choose"):
-            stage = split.Split(trial, {arm.name: arm.settings for arm in ARMS})
+            stage = split.Split(trial)
             found = stage.run()
             training, tested = (load_rows(stage.folder / part) for part in (split.TRAINING_ROWS, split.HELD_OUT))
             assert len(training) == found["rows"] > 0

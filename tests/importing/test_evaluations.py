@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 from reading import LEGS, WRITTEN, imported, turns
 
-from topr_trl.importing import eval_archives, json_documents
+from topr_trl.data import json_documents
+from topr_trl.importing import eval_archives
 from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.formats import inspect, lm_eval, openhands_output
 

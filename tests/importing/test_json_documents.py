@@ -6,7 +6,7 @@ import json
 import pytest
 from test_feedback_tables import imported
 
-from topr_trl.importing import json_documents
+from topr_trl.data import json_documents
 
 RUN = [{"role": "user", "content": "3 + 4?"}, {"role": "assistant", "content": "7 \N{GRINNING FACE}"}]
 

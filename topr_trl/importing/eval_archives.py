@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from topr_trl.importing import json_documents
+from topr_trl.data import json_documents
 
 SUFFIX = ".eval"
 _ZSTD = 93  # compression method in zip files; zipfile does not support it before Python 3.14

@@ -15,9 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from topr_trl.data import json_documents
 from topr_trl.data.messages import without_nulls
 from topr_trl.data.tables import unreadable
-from topr_trl.importing import csv_tables, eval_archives, json_documents
+from topr_trl.importing import csv_tables, eval_archives
 from topr_trl.importing.format import Placed, Record
 from topr_trl.recording.store import NAME, count_rollouts, read_rollouts
 
