@@ -21,7 +21,7 @@ from topr_trl import (
     sample_completions,
     score_completions,
 )
-from topr_trl.pipeline.trial import Arm
+from topr_trl.pipeline.arms import Arm
 from topr_trl.sandbox import run_tests
 
 MAX_NEW_TOKENS = 48

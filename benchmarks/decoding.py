@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer
 
 from topr_trl import SamplingArguments
 from topr_trl.data.text_tokens import stop_tokens
-from topr_trl.generation.settings import encode_prompts, sampled_row
+from topr_trl.generation.settings import Draw, encode_prompts, rows_of_draws
 
 DRAWS = 3  # version of the sampling; increase it after changes, so that results of different rows are not compared
 ROWS = 512  # completions of a batch
@@ -63,15 +63,11 @@ def draw(
     args = SamplingArguments(num_generations=count, max_new_tokens=longest, top_k=model.config.vocab_size)
     prompts = encode_prompts(tokenizer, problems, args, model.config.max_position_embeddings)
     drawn = draw_ids(model, tokenizer, prompts, count, longest, seed, temperature)
-    written = problems.to_list()
-    return Dataset.from_list(
-        [
-            sampled_row(written[i], n, tokenizer, prompts[i], ids, "stop" if has_ended else "length", logps, args,
-                        temperature)
-            for i, of_problem in enumerate(drawn)
-            for n, (ids, logps, has_ended) in enumerate(of_problem)
-        ]
-    )  # fmt: skip
+    draws = [
+        [Draw(ids, "stop" if has_ended else "length", logps, temperature) for ids, logps, has_ended in of_problem]
+        for of_problem in drawn
+    ]
+    return rows_of_draws(draws, problems, prompts, tokenizer, args)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
+from reference import logps_of
 from transformers import AutoTokenizer, TrainerCallback
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
@@ -24,10 +25,7 @@ ROWS = 12
 @torch.no_grad()
 def logp(trainer, prompt, completion):
     """Return log π of a completion under the current weights, from a plain forward pass of its row alone."""
-    prompt, completion = list(prompt), list(completion)
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-    return logits.gather(1, torch.tensor(completion)[:, None]).sum().item()
+    return logps_of(trainer.accelerator.unwrap_model(trainer.model), prompt, completion).sum().item()
 
 
 class Expect(TrainerCallback):

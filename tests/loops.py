@@ -13,6 +13,11 @@ from topr_trl.pipeline.stage import Stage
 from topr_trl.pipeline.steps import Step
 
 
+def loop(folder: Path, **more: Any) -> IterateArguments:
+    """Return the settings of a loop on the CPU."""
+    return IterateArguments(output_dir=str(folder), **{"use_cpu": True, "bf16": False, **more})
+
+
 def steps_of(loop: IterateArguments) -> list[Step]:
     """Return the steps of all sides of a loop."""
     return [step for steps in sides_of(loop).values() for step in steps]

@@ -1,9 +1,14 @@
-"""Start a recorder and an OpenAI-like server in a thread, for tests."""
+"""Start a recorder in a thread or in a process, and an OpenAI-like server in a thread, for tests."""
 
 import asyncio
 import json
+import socket
+import subprocess
+import sys
 import threading
+import time
 from contextlib import contextmanager
+from pathlib import Path
 
 from aiohttp import web
 
@@ -21,7 +26,7 @@ class Upstream:
 
     def __init__(self):
         self.requests, self.headers, self.fault, self.delay, self.left = [], [], None, 0.0, 0
-        self.words, self.calls, self.owner, self.raw = WORDS, None, "vllm", None
+        self.words, self.owner, self.raw = WORDS, "vllm", None
         self.names, self.lists = ["m"], 0  # names of the models, and number of requests for their list
         self.gate = None  # event; a stream waits for it after its first word
 
@@ -86,10 +91,9 @@ class Upstream:
         ids = asked.get("return_token_ids")
         choices = []
         for n in range(asked.get("n") or 1):
-            choice = {"index": n, "finish_reason": "tool_calls" if self.calls else "stop", "logprobs": None}
+            choice = {"index": n, "finish_reason": "stop", "logprobs": None}
             if kind == "chat.completion":
-                content = None if self.calls else "".join(self.words)
-                choice["message"] = {"role": "assistant", "content": content, "tool_calls": self.calls or []}
+                choice["message"] = {"role": "assistant", "content": "".join(self.words), "tool_calls": []}
             else:
                 choice["text"] = "".join(self.words)
             if self.wants_logps(asked, kind):
@@ -163,15 +167,46 @@ class Running:
 
         async def fill():
             for connection in (self.store._connection, self.store._for_large):
-                pages(connection.execute)
-
-        def pages(run):
-            run(f"PRAGMA max_page_count = {run('PRAGMA page_count').fetchone()[0]}")
+                (pages,) = connection.execute("PRAGMA page_count").fetchone()
+                connection.execute(f"PRAGMA max_page_count = {pages}")
 
         asyncio.run_coroutine_threadsafe(fill(), self.loop).result(10)
 
     def rollouts(self):
         return list(read_rollouts(self.folder / NAME))
+
+    def connect(self):
+        host, _, port = self.address.removeprefix("http://").partition(":")
+        return socket.create_connection((host, int(port)), timeout=5)
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+_RECORDER = """
+import sys
+from topr_trl.recording import listening
+from topr_trl.recording.server import record_command
+from topr_trl.recording.settings import RecordArguments
+listening.SECONDS_TO_END = 600  # Without the second Ctrl+C, the process would not end in time.
+record_command(RecordArguments(sys.argv[1], sys.argv[2], port=0))
+"""
+
+
+def start_recorder(upstream, folder):
+    """Start a recorder in a process, and return the process and the recorder's address."""
+    command = [sys.executable, "-c", _RECORDER, f"{upstream}/v1", str(folder)]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True)
+    said = ""
+    while "Press Ctrl+C" not in said:
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    return process, said.partition("Read and grade rollouts:")[2].split()[0].rstrip("/")
 
 
 @contextmanager

@@ -105,9 +105,6 @@ SHAREGPT = {"conversations": [{"from": "human", "value": "6*7?"}, {"from": "func
 PAIRS = {"chosen": [QUESTION, {"role": "assistant", "content": "42"}],
          "rejected": [QUESTION, {"role": "assistant", "content": "41"}]}  # fmt: skip
 TABLE = {"question": "6*7?", "response": "42", "thumbs": "up", "system": "Calculate."}
-LM_EVAL = {"doc_id": 0, "doc": {"a": 1}, "target": "42", "arguments": {"gen_args_0": {"arg_0": "6*7=", "arg_1": {
-    "until": ["\n"], "temperature": 0.7}}}, "resps": [[" 42"]], "filtered_resps": ["42"], "filter": "none",
-    "metrics": ["exact_match"], "exact_match": 1.0}  # fmt: skip
 INSPECT = {
     "id": 1, "epoch": 1, "input": "6*7?", "target": "42", "scores": {"includes": {"value": "C"}},
     "messages": [{"role": "user", "content": "6*7?", "source": "input"},
@@ -118,38 +115,9 @@ INSPECT = {
     "output": {"choices": [{"stop_reason": "stop"}]}, "attachments": {}, "plan": {"config": {"temperature": 0.7}},
     "events": [{"event": "model", "tools": [{"name": "run", "parameters": {}}]}],
 }  # fmt: skip
-ACTION = {"kind": "ActionEvent", "source": "agent", "thought": [{"type": "text", "text": "Look"}], "tool_call_id": "c1",
-          "tool_call": {"id": "c1", "name": "run", "arguments": "{}"}, "llm_response_id": "r1"}  # fmt: skip
-OUTPUT = {"instance_id": "a", "test_result": {"report": {"resolved": True}}, "history": [
-    {"kind": "SystemPromptEvent", "system_prompt": {"type": "text", "text": "You mend."}, "tools": [
-        {"title": "run", "description": "Run.", "kind": "RunTool"}]},
-    {"kind": "MessageEvent", "source": "user",
-     "llm_message": {"role": "user", "content": [{"type": "text", "text": "Fix."}]}},
-    ACTION,
-    {"kind": "ObservationEvent", "observation": {"content": [{"type": "text", "text": "ok"}]}, "tool_call_id": "c1"},
-    {"kind": "MessageEvent", "source": "agent", "llm_message": {"role": "assistant", "content": []}}]}  # fmt: skip
 LANGFUSE = {"id": "o", "traceId": "t", "type": "GENERATION", "input": [QUESTION], "output": {"content": "42"},
             "modelParameters": {"temperature": "0.7"}, "reward": 1}  # fmt: skip
-LANGSMITH = {
-    "id": "r", "run_type": "llm", "inputs": {"messages": [[{"lc": 1, "id": ["langchain", "HumanMessage"],
-                                                            "kwargs": {"content": "6*7?"}}]]},
-    "outputs": {"generations": [[{"message": {"lc": 1, "id": ["langchain", "AIMessage"], "kwargs": {
-        "content": "42", "tool_calls": [{"name": "run", "args": {}, "id": "c1"}]}}}]]},
-    "extra": {"invocation_params": {"temperature": 0.7}}, "feedback_stats": {"thumbs": {"n": 1, "avg": 1.0}},
-}  # fmt: skip
 
-
-def attribute(key, value):
-    return {"key": f"gen_ai.{key}", "value": {"stringValue": json.dumps(value)}}
-
-
-OTEL = {"resourceSpans": [{"scopeSpans": [{"spans": [{
-    "spanId": "s", "attributes": [
-        attribute("input.messages", [{"role": "user", "parts": [{"type": "text", "content": "6*7?"}]}]),
-        attribute("output.messages", [{"role": "assistant", "parts": [{"type": "reasoning", "content": "Hm."}, {
-            "type": "tool_call", "name": "run", "arguments": {}}, {"type": "text", "content": "42"}]}])],
-    "events": [{"name": "gen_ai.evaluation.result", "attributes": [
-        {"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 1.0}}]}]}]}]}]}  # fmt: skip
 
 RECORDING = {
     "rollout_id": "r1", "rewards": {"rating": 1.0}, "comments": {},
@@ -165,9 +133,15 @@ RECORDING = {
 }  # fmt: skip
 
 
+def first_line(name):
+    """Return the first record of a file that another system wrote."""
+    lines = (Path(__file__).parent / "importing" / "written" / f"{name}.jsonl").read_text().splitlines()
+    return json.loads(lines[0])
+
+
 def first_call(name):
     """Return the first call of a file that a client wrote."""
-    call = json.loads((Path(__file__).parent / "importing" / "written" / f"{name}.jsonl").read_text().splitlines()[0])
+    call = first_line(name)
     return {"request": call["request"], "response": call["response"], "reward": 1}
 
 
@@ -192,10 +166,6 @@ OPEN_WEBUI = {"type": "rating", "data": {"rating": 1}, "meta": {"message_id": "a
 LIBRECHAT = {"conversationId": "c", "messages": [
     {"messageId": "u", "text": "6*7?", "isCreatedByUser": True},
     {"messageId": "a", "text": "42", "isCreatedByUser": False, "feedback": {"rating": "thumbsUp"}}]}  # fmt: skip
-MLFLOW = {"info": {"trace_id": "t", "assessments": [{"assessment_name": "right", "feedback": {"value": True}}]},
-          "data": {"spans": [{"span_id": "s", "attributes": {
-              "mlflow.spanType": '"CHAT_MODEL"', "mlflow.spanInputs": json.dumps({"messages": [QUESTION]}),
-              "mlflow.spanOutputs": '"42"'}}]}}  # fmt: skip
 
 ATIF = {"schema_version": "ATIF-v1.8", "reward": 1, "agent": {"name": "a", "version": "1"}, "steps": [
     {"step_id": 1, "source": "user", "message": "6*7?"},
@@ -260,9 +230,11 @@ EXAMPLES = {
     "ollama": OLLAMA, "ollama-generate": GENERATED,
     "comparisons": COMPARISON,
     "scored-lists": {"instruction": "6*7?", "completions": [{"response": "42", "overall_score": 9}]},
-    "recording": RECORDING, "open-webui": OPEN_WEBUI, "librechat": LIBRECHAT, "mlflow": MLFLOW,
-    "inspect": INSPECT, "langfuse": LANGFUSE, "langsmith": LANGSMITH, "lm-eval": LM_EVAL, "nemo-gym": GYM,
-    "openai-completions": TEXT, "openai-responses": RESPONSE, "openhands-output": OUTPUT, "opentelemetry": OTEL,
+    "recording": RECORDING, "open-webui": OPEN_WEBUI, "librechat": LIBRECHAT, "inspect": INSPECT, "langfuse": LANGFUSE,
+    "nemo-gym": GYM, "openai-completions": TEXT, "openai-responses": RESPONSE,
+    "langsmith": first_line("langchain-core-1.8.3"), "lm-eval": first_line("lm-eval-0.4.13-text"),
+    "mlflow": first_line("mlflow-3.17.2"), "openhands-output": first_line("openhands-sdk-1.58.2"),
+    "opentelemetry": first_line("opentelemetry-util-genai-1.3b0"),
     "pairs": PAIRS, "sharegpt": SHAREGPT, "table": TABLE,
     "graded": GRADED, "messages": MESSAGES, "nemo-rl": NEMO, "openai": CHAT, "openhands": OPENHANDS,
     "swe-agent": SWE_AGENT, "trl": OF_TRL, "verifiers": EPISODE, "verifiers-results": {

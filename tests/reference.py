@@ -23,6 +23,13 @@ def fresh_model() -> PreTrainedModel:
     return copy.deepcopy(_loaded())
 
 
+def logps_of(model: PreTrainedModel, prompt: list[int], completion: list[int], temperature: float = 1.0) -> Tensor:
+    """Return log π of each completion token, shape (T,), from a forward pass of the row alone."""
+    ids = torch.tensor([[*prompt, *completion]])
+    logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / temperature
+    return logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).squeeze(1)
+
+
 def plain_logps(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
     """Return log π of the completion tokens of a batch of `GRPOTrainer`, shape (B, T). Padding has the value 0."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
@@ -60,3 +67,8 @@ def async_trainer_without_gpu(monkeypatch):
 def of_level(ratio_level: str, segment_tokens: int) -> dict[str, Any]:
     """Return the settings for a ratio level. Only the level `segment` has a number of tokens."""
     return {"ratio_level": ratio_level} | ({"segment_tokens": segment_tokens} if ratio_level == "segment" else {})
+
+
+def coin(completions: list[str], **_: Any) -> list[float]:
+    """Return the rewards -1 and 1 in turn, whatever the completions, so that every batch has both signs."""
+    return [1.0 if i % 2 else -1.0 for i in range(len(completions))]

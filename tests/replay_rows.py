@@ -2,7 +2,7 @@
 
 import torch
 
-from topr_trl.trainers.replay import ReplayRow
+from topr_trl.trainers.replay.buffer import ReplayRow
 
 
 def row(number, reward=-1.0, prompt=(5, 6), completion=(7, 8, 9), weight=1.0, written=None):

@@ -307,12 +307,6 @@ def test_balanced_refuses_graded_rewards(count, named):
         compose(np.linspace(0, 1, count), range(count), rule="balanced")
 
 
-def test_repeated_positives_keep_the_baseline_of_all_rows():
-    rewards, curated = compose(REWARDS, PROBLEMS, baseline="mean", rule="repeated_positives")
-    assert curated.chosen_positives == len(rewards) == 12
-    assert set(rewards) == {1.5}  # The mean of all rows is (3 - 9) / 12.
-
-
 def test_a_share_that_uses_every_row_is_not_lost_to_rounding():
     # In floating point, 3 / (1 - 0.7) is slightly below 10.
     assert len(curate([1.0] * 7 + [-1.0] * 3, range(10), "positive_share", None, 0.7).indices) == 10

@@ -20,7 +20,7 @@ from trl.experimental.async_grpo import AsyncGRPOTrainer
 import topr_trl
 from topr_trl import experimental
 from topr_trl.tasks import arithmetic
-from topr_trl.trainers.replay import ReplayBuffer, ReplayRow
+from topr_trl.trainers.replay.buffer import ReplayBuffer, ReplayRow
 
 OBJECTS = {name: getattr(topr_trl, name) for name in topr_trl.__all__}
 OBJECTS |= {value.__name__: value for value in (ReplayBuffer, ReplayRow)}

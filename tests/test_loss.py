@@ -154,11 +154,6 @@ def test_unknown_ratio_is_fine_where_it_does_not_matter():
     assert truncated_weights(nan, torch.tensor([0.0, 0.0]), PRESETS["opr"]).tolist() == [1.0, 1.0]
 
 
-def test_the_limits_of_a_token_are_those_of_its_completion():
-    weights = truncated_weights(torch.tensor([[-1.0, -2.0], [-1.0, -2.0]]), torch.tensor([1.0, -1.0]), PRESETS["topr"])
-    assert weights.tolist() == [[1.0, 1.0], pytest.approx([math.exp(-1), math.exp(-2)])]
-
-
 def test_the_loss_comes_with_its_weights_and_log_ratios():
     policy, mu, rewards, mask = batch()
     policy.requires_grad_()

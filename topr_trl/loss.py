@@ -24,11 +24,6 @@ def _check_shape(name: str, tensor: Tensor, *allowed: tuple[int, ...]) -> None:
         raise ValueError(f"{name} must have the shape {' or '.join(map(str, allowed))}, not {tuple(tensor.shape)}.")
 
 
-def _counts(mask_BT: Tensor) -> Tensor:
-    """Return the number of tokens of each completion, shape (B,), and 1 for an empty completion."""
-    return (mask_BT != 0).sum(-1).clamp(min=1)
-
-
 def sequence_logps(logps_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Compute the log-probability of each completion, `log π(y|x) = Σ_t log π(y_t|x, y_<t)`.
 
@@ -238,7 +233,8 @@ def topr_loss(
     else:
         signal_B = weights * rewards_B.to(weights.dtype)
         losses_B = -signal_B * reachable(policy_logps_B, signal_B)
-    losses_B = losses_B / _counts(mask_BT) if length_normalization else losses_B
+    if length_normalization:
+        losses_B = losses_B / (mask_BT != 0).sum(-1).clamp(min=1)  # An empty completion has loss 0.
     return LossOutputs(losses_B, weights, log_ratio, policy_logps_B.detach())
 
 

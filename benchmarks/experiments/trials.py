@@ -16,8 +16,9 @@ from benchmarks.experiments import protocols
 from benchmarks.setting import OF_OTHER_TASKS, PROFILES, Profile, base_model, model_hash, problems, sample, tokenizer
 from topr_trl import save_rows
 from topr_trl.cli.trial_report import recommend
-from topr_trl.pipeline import trial
+from topr_trl.pipeline.arms import ARMS, Arm
 from topr_trl.pipeline.settings import TrialArguments
+from topr_trl.pipeline.trial import run_trial
 
 BASES = ("slips-30", "misconception-10", "sure-17", "wanders-10")
 CODE = "code"  # rows of examples/code_generation.py; a trial only knows their rewards
@@ -102,7 +103,7 @@ def tables(store: Store) -> list[tuple[str, list[str], list[list[str]]]]:
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Run a cell."""
     if cell["part"] == CODE:
-        (arm,) = (arm for arm in trial.ARMS if arm.name == cell["setting"])
+        (arm,) = (arm for arm in ARMS if arm.name == cell["setting"])
         rows = profile.steps * 32
         return {"end": code_task.run(arm, cell["learning_rate"], rows, cell["seed"])}
     with tempfile.TemporaryDirectory() as name:
@@ -116,7 +117,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
             bf16=False, gradient_checkpointing=False, dtype="float32", report_to="none", disable_tqdm=True,
             decode="sample",
         )  # fmt: skip
-        outcome = trial.run_trial(args)
+        outcome = run_trial(args)
     found = recommend(outcome.values, cell["seed"])
     of_arms = {arm: _names(arm, args) for arm in found.arms if arm is not None}
     return {
@@ -143,6 +144,6 @@ def _rows_and_model(cell: Cell, profile: Profile, folder: Path) -> tuple[Path, P
     return folder / "model", folder / "rows"
 
 
-def _names(arm: trial.Arm, args: TrialArguments) -> tuple[str, float]:
+def _names(arm: Arm, args: TrialArguments) -> tuple[str, float]:
     """Return an arm's name without the suffix of its rate, and the rate."""
     return arm.recipe, arm.rate(args)

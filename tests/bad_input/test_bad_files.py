@@ -3,9 +3,7 @@
 import json
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-from bad_input import Case, Kit, cases, kit, no_shard, nothing_written, unchanged
+from bad_input import Case, Kit, cases, kit, no_shard, unchanged
 from transformers import AutoModelForCausalLM
 
 from topr_trl import load_rows
@@ -22,23 +20,20 @@ SAMPLE = (
 CURATE = "curate --input rows --output_dir out"
 
 
-def read(given: str, words: str, name: str, content: bytes | None = None) -> Case:
-    """`topr curate` reads a missing input, an empty folder, or a file with this content."""
+def read(given: str, words: str, name: str, content: bytes) -> Case:
+    """`topr curate` reads a file with this content."""
 
     def do(kit: Kit) -> None:
-        (kit.folder / "empty").mkdir()
-        if content is not None:
-            (kit.folder / name).write_bytes(content)
-        (kit.folder / "note").touch()
+        (kit.folder / name).write_bytes(content)
         kit.note()
         kit.topr("curate --output_dir out --input", name)
 
     return Case(given, do, words, no_shard, SystemExit)
 
 
-def finished(kit: Kit, name: str = "rows") -> Any:
+def finished(kit: Kit) -> Any:
     """Return the folder of a finished stage, with two shards."""
-    folder, rows = kit.folder / name, kit["rows"]
+    folder, rows = kit.folder / "rows", kit["rows"]
     manifest.begin(folder, "score", {"seed": 1})
     for k in range(2):
         save_rows(rows.select(range(4 * k, 4 * k + 4)), folder, k, 2)
@@ -46,7 +41,7 @@ def finished(kit: Kit, name: str = "rows") -> Any:
     return folder
 
 
-def damaged(given: str, words: str, damage: Any, kept: Any = unchanged) -> Case:
+def damaged(given: str, words: str, damage: Any) -> Case:
     """`topr curate` reads the folder of a finished stage after `damage` has changed it."""
 
     def do(kit: Kit) -> None:
@@ -54,7 +49,7 @@ def damaged(given: str, words: str, damage: Any, kept: Any = unchanged) -> Case:
         kit.note()
         kit.topr(CURATE)
 
-    return Case(given, do, words, kept, SystemExit)
+    return Case(given, do, words, unchanged, SystemExit)
 
 
 def _cut(folder: Any) -> None:
@@ -69,17 +64,6 @@ def _overwritten(folder: Any) -> None:
     shard.write_bytes(content[:4] + b"\xff" * 400 + content[404:])  # same size as in the manifest
 
 
-def _names(name: str) -> Any:
-    def damage(folder: Any) -> None:
-        (folder.parent / "precious").write_text("somebody's")
-        path = folder / manifest.NAME
-        known = json.loads(path.read_text())
-        known["files"][name.format(folder.parent)] = {"bytes": 10, "sha256": ""}
-        path.write_text(json.dumps(known))
-
-    return damage
-
-
 def _of_another_task(folder: Any) -> None:
     path = folder / manifest.NAME
     known = json.loads(path.read_text())
@@ -87,36 +71,17 @@ def _of_another_task(folder: Any) -> None:
     path.write_text(json.dumps(known))
 
 
-def _begun(folder: Any) -> None:
-    (folder / manifest.NAME).write_text('{"stages": {"score": {"inputs": {"seed": 1}, "sources": {}}}, "files": {}}')
-
-
-def _compared_with_itself(kit: Kit) -> None:
-    table = pa.table({"problem_id": [0], "extracted": ["7"], "answer": ["7"]})
-    pq.write_table(table, kit.folder / "rows.parquet")
-    kit.topr("evaluate --input rows.parquet --compare ./rows.parquet --output_dir out")
-
-
 # fmt: off
 READ = [
-    read("an input that is not there", "--input, nowhere, not exist", "nowhere"),
     read("an empty file", "rows.jsonl, empty, no row", "rows.jsonl", b""),
     read("a truncated line", "rows.jsonl, download", "rows.jsonl", b'{"prompt": "a", "reward": 1}\n{"prompt": '),
     damaged("a truncated shard", "rows/rows-00001-of-00002.parquet, download", _cut),
     damaged("a shard with damage inside", "rows/rows-00001-of-00002.parquet, download", _overwritten),
     damaged("a shard is missing", "rows, missing, rows-00000-of-00002.parquet, run the stage again",
         lambda folder: min(folder.glob("*.parquet")).unlink()),
-    damaged("the folder of a stage that has not ended", "rows, not finished, run the stage", _begun),
-    damaged("a manifest that was cut", "rows/_manifest.json, damaged, remove rows",
-        lambda folder: (folder / manifest.NAME).write_text('{"inputs": {')),
-    damaged("a manifest that names a file outside its folder", "rows/_manifest.json, outside, ../precious, remove",
-        _names("../precious")),
     Case("a manifest of a task that there is not",
         lambda kit: [_of_another_task(finished(kit)), kit.topr("score --input rows --output_dir out")],
         "rows, 'gsm9k', gsm8k, math, version", no_shard, SystemExit),
-    Case("`--compare` with itself",
-        _compared_with_itself,
-        "--input, --compare, itself, rows.parquet", nothing_written, SystemExit),
 ]
 # fmt: on
 
@@ -137,47 +102,14 @@ def _thesis(kit: Kit) -> None:
     (kit.out / "thesis.tex").write_text("years of work")
 
 
-def _others(kit: Kit) -> None:
-    finished(kit)
-    kit.topr(CURATE)
-    others = finished(kit, "others")
-    save_rows(kit["rows"].select([0]), others, 0, 2)
-    manifest.finish(others, "score", 5)
-
-
 # fmt: off
 FOLDERS = [
-    written("an output folder that holds other files", "out, thesis.tex, empty folder",
-        lambda kit: [finished(kit), _thesis(kit)], CURATE),
     written("an `output_dir` of the loop that holds other files", "out, thesis.tex, empty folder", _thesis,
         "iterate --output_dir out"),
-    written("an output folder whose manifest names a file outside of it",
-        "rows/_manifest.json, outside, ../precious, remove", lambda kit: _names("../precious")(finished(kit)),
-        "curate --input rows/rows-00000-of-00002.parquet --output_dir rows"),
     written("an output that is a file", "out, file, folder", lambda kit: [finished(kit), kit.out.write_text("a")],
         CURATE),
-    written("an output folder with results for other settings",
-        "out, other settings, temperature, 1.0, 0.5, output_dir, remove", lambda kit: kit.topr(SAMPLE),
-        f"{SAMPLE} --temperature 0.5"),
-    written("an output folder with results for other rows",
-        "out, other settings, input, not the same files, output_dir, remove",
-        _others,
-        "curate --input others --output_dir out"),
-    written("`--rows` that are not there", "--rows, nowhere, not exist", lambda kit: (kit.folder / "a").touch(),
-        "iterate --rows nowhere --output_dir out"),
-    written("`--rows` without answers", "rows.jsonl, completion, answer, found, 'prompt'",
-        lambda kit: (kit.folder / "rows.jsonl").write_text('{"prompt": "3 + 4 =", "completion": "7"}'),
-        "iterate --rows rows.jsonl --output_dir out"),
-    written("problems that are not there", "dataset_name, nowhere.jsonl, does not exist",
-        lambda kit: (kit.folder / "a").touch(),
-        f"{SAMPLE} --dataset_name nowhere.jsonl --test_dataset_name nowhere.jsonl"),
     written("a task without built-in problems, and no dataset", "task math, --dataset_name, --task gsm8k",
         lambda kit: (kit.folder / "a").touch(), f"{SAMPLE} --task math"),
-    written("problems of another shape", "GSM8K, question, answer, found, 'problem'",
-        lambda kit: (kit.folder / "problems.jsonl").write_text('{"problem": "3 + 4", "solution": "7"}'),
-        f"{SAMPLE} --dataset_name problems.jsonl --test_dataset_name problems.jsonl"),
-    written("problems in a file, and no test problems", "test split, --test_dataset_name",
-        lambda kit: (kit.folder / "problems.jsonl").touch(), f"{SAMPLE} --split test --dataset_name problems.jsonl"),
 ]
 # fmt: on
 

@@ -17,30 +17,18 @@ def short(completions, **kwargs):
 def solved(completions, solution, **kwargs):
     return [1.0 for _ in completions]
 
-def without_kwargs(completions):
-    return [1.0 for _ in completions]
-
-def one_for_all(completions, **kwargs):
-    return [1.0]
-
-def words(completions, **kwargs):
-    return ["good" for _ in completions]
-
-def infinite(completions, **kwargs):
-    return [float("inf") for _ in completions]
-
 def divided(completions, **kwargs):
     return [1 / 0 for _ in completions]
 """
 PROMPT = {"prompt": "3 + 4 =", "target": "7"}
 
 
-def looped(given: str, words: str, arguments: str, prompt: Any = PROMPT, code: str = CODE) -> Case:
+def looped(given: str, words: str, arguments: str, prompt: Any = PROMPT) -> Case:
     """`topr iterate` on the user's prompts fails before it samples."""
 
     def do(kit: Kit) -> None:
         (kit.folder / "prompts.jsonl").write_text(json.dumps(prompt))
-        (kit.folder / "rewards.py").write_text(code)
+        (kit.folder / "rewards.py").write_text(CODE)
         kit.note()
         kit.topr(f"iterate --use_cpu true --bf16 false --dataset_name prompts.jsonl --output_dir out {arguments}")
 
@@ -62,36 +50,12 @@ def scored(given: str, words: str, function: str, columns: Any = None, command: 
 
 # fmt: off
 BEFORE_SAMPLING = [
-    looped("a reward function that the file lacks", "reward_funcs, rewards.py, 'shirt', did you mean short",
-        "--reward_funcs rewards.py:shirt"),
-    looped("a file of reward functions without a function", "reward_funcs, rewards.py:FUNCTION",
-        "--reward_funcs rewards.py"),
-    looped("a file of reward functions that is not there", "reward_funcs, no file nowhere.py",
-        "--reward_funcs nowhere.py:short"),
-    looped("a file of reward functions that cannot be imported", "reward_funcs, rewards.py, imported, NameError",
-        "--reward_funcs rewards.py:short", code="x = y"),
-    looped("a module of reward functions that is not there", "reward_funcs, no_such_module, current folder",
-        "--reward_funcs no_such_module:short"),
-    looped("a name that is no reward function", "reward_funcs, 'short', FILE.py:FUNCTION, accuracy_reward",
-        "--reward_funcs short"),
     looped("a reward function that needs a column", "'solved', column, 'solution', target, rename",
         "--reward_funcs rewards.py:solved"),
-    looped("a reward function without `**kwargs`", "'without_kwargs', completion_ids, and others, **kwargs",
-        "--reward_funcs rewards.py:without_kwargs"),
-    looped("two reward functions with one name", "reward_funcs, 'short', rename",
-        "--reward_funcs rewards.py:short ./rewards.py:short"),
-    looped("too few reward weights", "reward_weights has 1 values, reward_funcs has 2, one weight per function",
-        "--reward_funcs rewards.py:short rewards.py:solved --reward_weights 1"),
     looped("reward weights without functions", "reward_weights, without reward_funcs, remove",
         "--reward_weights 1 --test_dataset_name prompts.jsonl"),
     looped("a threshold that is not finite", "pass_threshold, finite, inf",
         "--reward_funcs rewards.py:short --pass_threshold inf"),
-    looped("own prompts without reward functions", "no judge, --reward_funcs",
-        "--test_dataset_name prompts.jsonl"),
-    looped("own prompts without the column `prompt`", "`prompt`, found, 'question', rename, --task",
-        "--reward_funcs rewards.py:short", {"question": "3 + 4 ="}),
-    looped("own prompts with a column of results", "column 'reward', rename or remove",
-        "--reward_funcs rewards.py:short", {**PROMPT, "reward": 1.0}),
     looped("own prompts with rewards of turns", "column 'turn_rewards', rename or remove",
         "--reward_funcs rewards.py:short", {**PROMPT, "turn_rewards": [1.0]}),
     looped("own prompts that are neither text nor messages", "`prompt`, text or messages, row 0 holds 7",
@@ -102,17 +66,8 @@ BEFORE_SAMPLING = [
         "--reward_funcs rewards.py:short --task gsm8k"),
 ]
 WHILE_SCORING = [
-    scored("a reward function that returns too few rewards",
-        "rows-00000-of-00001.parquet, 'one_for_all', 1 rewards for 2 completions, one reward per completion",
-        "one_for_all"),
-    scored("a reward function that returns text",
-        "rows-00000-of-00001.parquet, 'words', 'good' for completion 0, number, None", "words"),
-    scored("a reward function that returns infinity",
-        "rows-00000-of-00001.parquet, 'infinite', inf for completion 0, finite", "infinite"),
     scored("a reward function that fails",
-        "rows-00000-of-00001.parquet, 'divided', ZeroDivisionError, rewards.py, line 21", "divided"),
-    scored("reward functions for rows with a reward", "rows, scored already, remove, reward", "short",
-        {"reward": [1.0, 0.0]}),
+        "rows-00000-of-00001.parquet, 'divided', ZeroDivisionError, rewards.py, line 9", "divided"),
     scored("reward functions for rows with rewards of turns", "scored already, remove, turn_rewards", "short",
         {"turn_rewards": [[1.0], [0.0]]}),
     scored("reward functions for rows with verdicts, in an evaluation", "scored already, remove", "short",

@@ -56,6 +56,7 @@ SETTINGS = [
     of_both("a segment without tokens", "segment_tokens, at least 1, 0", ratio_level="segment", segment_tokens=0),
     of_both("segment_tokens without ratio_level='segment'", "segment_tokens=16, ratio_level='segment', leave, out",
         segment_tokens=16),
+    of_both("a resumed run that would read rows again", "ignore_data_skip=True, remove it", ignore_data_skip=True),
     of_both("an unknown source of log μ", "log_mu, trainer, sampler, 'guess'", log_mu="guess"),
     setting("an order that does not work in several processes",
         "accelerator_config, dispatch_batches=True, leave dispatch_batches out",
@@ -65,7 +66,6 @@ SETTINGS = [
     setting("a KL term off-policy", "beta=0.1, use_bias_correction_kl=True, use_bias_correction_kl=False, beta=0",
         TOPRConfig, beta=0.1, num_iterations=2),
     setting("no completion", "num_generations, at least 1, 0", SamplingArguments, num_generations=0),
-    setting("a temperature of 0", "temperature, above 0, 0.0, greedy=True", SamplingArguments, temperature=0.0),
     setting("a temperature of 0 for the trainer", "temperature, above 0, 0.0", TOPRConfig, temperature=0.0),
     setting("`top_p` above 1", "top_p, (0, 1], 1.5", SamplingArguments, top_p=1.5),
     setting("`top_k` of 0", "top_k, at least 1, 0", SamplingArguments, top_k=0),
@@ -74,15 +74,12 @@ SETTINGS = [
         sampling_backend="tgi"),
     setting("a worker that is none of them", "worker, k/n, '2/2', 0/8", SampleArguments, worker="2/2"),
     setting("fewer examples than none", "num_shots, at least 0, -1", ProblemArguments, num_shots=-1),
-    setting("drawn examples of the wrong task", "training_shots, task=math, dataset_name", ProblemArguments,
-        training_shots=True),
     setting("no iteration", "iterations, at least 1, 0", IterateArguments, iterations=0),
     setting("an adapter that vLLM cannot load", "vLLM, use_dora=True, sampling_backend='transformers', "
         "vllm_dtype='float32'", IterateArguments, use_peft=True, use_dora=True, sampling_backend="vllm"),
     setting("an Accelerate config that is not there", "--accelerate_config, nowhere, not exist", IterateArguments,
         FileNotFoundError, accelerate_config="nowhere"),
     setting("no GPU", "gpus, at least 1, 0", PlanArguments, gpus=0),
-    setting("more of a GPU than there is", "mfu, (0, 1], 1.5", PlanArguments, mfu=1.5),
 ]
 # fmt: on
 
@@ -103,7 +100,6 @@ CONFIG = ("--config", "own.yaml")
 COMMANDS = [
     command("an unknown command", "'sampel', topr sample", "sampel"),
     command("no command", "COMMAND, required", ""),
-    command("an unknown setting", "--num_generation, --num_generations?", "sample --num_generation 3"),
     command("a value of the wrong type", "--num_generations, int, 'ten'", "sample --num_generations ten"),
     command("a value that is no choice", "dtype, 'int3', must be one of", "sample --dtype int3"),
     command("no `--input`", "--input", "train --output_dir out"),
@@ -114,17 +110,10 @@ COMMANDS = [
     command("YAML that is none", '"own.yaml", line 1, column 4', "sample --config own.yaml", file="a: [1\n"),
     command("an Accelerate config that is a list", "own.yaml, accelerate config",
         "iterate --output_dir out --accelerate_config own.yaml", file="- a\n"),
-    command("a setting of another command", "--worker, topr sample", "score --worker 0/2 --input . --output_dir out"),
     command("the name of a dataset on the Hub that is malformed", "--input, hub:logs, hub:owner/name",
         "import --input hub:logs --output_dir out"),
-    command("`--input` for the loop", "--input, import, score, push", "iterate --input . --output_dir out"),
-    command("a setting of another command in YAML", "--worker, own.yaml, topr sample", "score --config own.yaml",
-        file="worker: 0/2\n"),
-    command("text that is no number in YAML", "--learning_rate, float, 'fast'", "train --config own.yaml",
-        file="learning_rate: fast\n"),
     command("`save_only_model` for the loop", "save_only_model, resume, remove",
         "iterate --save_only_model true --output_dir out"),
-    command("a model to plan for that is not there", "'nowhere', 8b, 14b, 70b, config.json", "plan --model nowhere"),
 ]
 # fmt: on
 

@@ -13,7 +13,7 @@ import torch
 from bad_input import NOWHERE, SETTINGS, Case, Kit, cases, kit, no_shard, nothing_written, unchanged
 from datasets import Dataset
 from peft import CPTConfig, LoraConfig, PeftConfig, PolyConfig, PrefixTuningConfig, get_peft_model
-from reference import fresh_model
+from reference import coin, fresh_model
 from test_bad_files import SAMPLE
 from test_bad_rows import not_loaded, with_columns
 from transformers import AutoModelForCausalLM
@@ -100,9 +100,6 @@ _LORA = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
 MODELS = [
     Case("a folder without a model", lambda kit: kit.topr(SAMPLE, "--model_name_or_path", str(a_copy(kit).parent)),
         "holds no model, config.json, models in, copy", no_shard, SystemExit),
-    Case("a model whose weights were cut, for sampling",
-        lambda kit: kit.topr(SAMPLE, "--model_name_or_path", cut(a_copy(kit))),
-        "copy/model.safetensors, download, earlier checkpoint", no_shard, SystemExit),
     Case("a model whose weights were cut, for training", lambda kit: kit.offline(kit["rows"], str(cut(a_copy(kit)))),
         "copy/model.safetensors, download, earlier checkpoint", not_loaded),
     Case("a model without weights",
@@ -132,18 +129,15 @@ MODELS = [
         resume=True),
     resumed("resuming from a checkpoint of another model",
         "out/checkpoint-1/model.safetensors, another model, embed_tokens, (402, 32), (409, 96)", _another),
-    resumed("resuming without the log μ of the start",
-        "log μ, missing, out/log_mu.parquet, restore the file, start again",
-        lambda kit: (kit.out / "log_mu.parquet").unlink()),
     resumed("resuming with a log μ that was cut", "out/log_mu.parquet, damaged, restore, start again",
         lambda kit: (kit.out / "log_mu.parquet").write_bytes(b"PAR1")),
     resumed("resuming with other limits", "out/checkpoint-1, limits, preset, 0.0, 1.0, another output_dir",
         lambda kit: None, preset="tis"),
+    resumed("resuming with another learning rate", "out/checkpoint-1, learning_rate, as the model", lambda kit: None,
+        learning_rate=1e-5),
     resumed("resuming with another batch size",
         "out/checkpoint-1, rows per step, per_device_train_batch_size, 2 in the checkpoint, 4 now, twice",
         lambda kit: None, per_device_train_batch_size=4),
-    resumed("resuming with another learning rate", "out/checkpoint-1, learning_rate, as the model", lambda kit: None,
-        learning_rate=1e-5),
     resumed("resuming a checkpoint of another trainer", "out/checkpoint-1, topr_run.json, as the model",
         lambda kit: (kit.out / "checkpoint-1" / "topr_run.json").unlink()),
     resumed("resuming a checkpoint whose topr_run.json was cut",
@@ -182,10 +176,6 @@ def extreme(kit: Kit, reward: float = 3e38) -> None:
     rewards = [1.0] * 8
     rewards[3] = reward
     kit.offline(with_columns(kit["rows"], reward=rewards), **STEPS, save_total_limit=1, sort_by_length=False)
-
-
-def coin(completions: list[str], **_: Any) -> list[float]:
-    return [1.0 if i % 2 else -1.0 for i in range(len(completions))]
 
 
 def extreme_later(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
@@ -348,9 +338,6 @@ TOKENIZERS = [
         "log_mu='sampler', use_vllm=True, rollout_func, log_mu='trainer'", not_loaded),
     Case("online, a prompt longer than the context", lambda kit: kit.online(coin, {"prompt": ["a" * 4000] * 2}),
         "prompt, 4000, 2048, shorten", untrained),
-    Case("prompt and longest completion longer than the context",
-        lambda kit: kit.topr(SAMPLE, "--max_new_tokens", 2040), "40, max_new_tokens=2040, 2048, fewer examples",
-        no_shard, SystemExit),
     Case("settings of GRPO for TOPR", lambda kit: TOPRTrainer(NOWHERE, coin, GRPOConfig(str(kit.out), bf16=False)),
         "TOPRTrainer, TOPRConfig, GRPOConfig", not_loaded, TypeError),
     Case("settings of GRPO for offline TOPR",

@@ -182,19 +182,6 @@ def test_another_template_of_the_same_tokenizer(tokenizer):
     assert tokenize_turns(PROMPT, PLAIN, tokenizer) != before
 
 
-@pytest.mark.parametrize("reason", ["stop", "length"])
-def test_a_turn_may_end_with_a_token_that_is_not_the_tokenizers_stop_token(tokenizer, reason):
-    """A finished turn ends with the template's stop token instead of the tokenizer's, as in Gemma's template."""
-    tokenizer.add_tokens(["<start_of_turn>", "<end_of_turn>"], special_tokens=True)
-    tokenizer.chat_template = (
-        "{% for m in messages %}<start_of_turn>{{ m['role'] }} {{ m['content'] }}<end_of_turn>\n{% endfor %}"
-        "{% if add_generation_prompt %}<start_of_turn>assistant {% endif %}"
-    )
-    row = {"prompt": PROMPT[1:], "completion": PLAIN[:1], "finish_reason": reason}
-    found = tokenize_row(row, tokenizer)
-    assert tokenizer.decode(found.completion_ids) == "6." + "<end_of_turn>" * (reason == "stop")
-
-
 @pytest.mark.parametrize(
     ("message", "expected"),
     [

@@ -6,7 +6,6 @@ from topr_trl.data.rows import (
     check_finish_reasons,
     checked_column,
     finite_rewards,
-    need_columns,
     order_column,
     problem_column,
     reward_column,
@@ -74,11 +73,6 @@ def test_a_misspelled_column_is_named_with_remedies_for_commands_and_scripts(col
     assert "rename_column" in str(caught.value)
     assert str(caught.value).count("meant to be") == len(hints)
     assert all(hint in str(caught.value) for hint in hints)
-
-
-def test_every_error_for_a_missing_column_names_similar_columns():
-    with pytest.raises(ValueError, match=r"Is 'awnser' meant to be 'answer'\?"):
-        need_columns(["prompt", "awnser"], ("prompt", "answer"), "Rows to test")
 
 
 def test_groups():

@@ -43,12 +43,6 @@ def test_single_files(rows, tmp_path, suffix):
     assert load_rows(path)["completion"][:] == rows["completion"][:]
 
 
-@pytest.mark.parametrize("name", ["run[1]", "a*b", "what?", "{x}"])
-def test_folders_whose_names_look_like_patterns(rows, tmp_path, name):
-    save_rows(rows, tmp_path / name)
-    assert load_rows(tmp_path / name)["completion"][:] == rows["completion"][:]
-
-
 def test_nothing_to_load(tmp_path):
     with pytest.raises(FileNotFoundError, match="no rows"):
         load_rows(tmp_path)

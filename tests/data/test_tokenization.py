@@ -5,7 +5,6 @@ from tokenizers.normalizers import Strip
 
 from tests.data.test_messages import MARKED
 from topr_trl.data.tables import from_table, load_rows
-from topr_trl.data.text_tokens import without_second_bos
 from topr_trl.data.tokenization import tokenize, tokenize_row
 
 
@@ -59,13 +58,6 @@ def test_a_completion_that_was_cut_has_no_stop_token(tokenizer):
     for reason, is_cut in (("length", True), ("tool_calls", False), (None, False)):
         ids = tokenize_row({**asked, "completion": [{**answer, "finish_reason": reason}]}, tokenizer).completion_ids
         assert (ids[-1] != tokenizer.eos_token_id) == is_cut
-
-
-def test_log_probabilities_that_are_null_mark_context_beside_text_too(tokenizer):
-    row = {"prompt": "1", "completion_ids": [5, 6, 7], "sampler_logps": [-1.0, None, -2.0]}
-    assert tokenize_row(row, tokenizer).completion_mask == [True, False, True]
-    with pytest.raises(ValueError, match="the model wrote no token"):
-        tokenize_row({**row, "sampler_logps": [None] * 3}, tokenizer)
 
 
 def test_rows_that_lack_ids_are_tokenized(tokenizer):
@@ -126,9 +118,3 @@ def test_a_prompt_has_one_bos_token(bos_tokenizer):
     for completion in ("7", [{"role": "assistant", "content": "7"}]):
         row = {"prompt": [{"role": "user", "content": "3 + 4 ="}], "completion": completion}
         assert tokenize_row(row, bos_tokenizer).prompt_ids == once
-
-
-def test_a_tokenizer_without_a_bos_token_takes_none_away(tokenizer):
-    ids = tokenizer("  a", add_special_tokens=False)["input_ids"]
-    assert without_second_bos(ids, tokenizer) == ids
-    assert without_second_bos([None, None], tokenizer) == [None, None]

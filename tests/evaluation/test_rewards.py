@@ -5,7 +5,6 @@ import pytest
 from datasets import Dataset
 
 from topr_trl import Evaluation, Evaluations, save_rows
-from topr_trl.cli.evaluate import check_evaluable
 from topr_trl.evaluation.answers import samples_of
 from topr_trl.evaluation.estimates import evaluate_in_full
 from topr_trl.evaluation.report import read_evaluation, write_report
@@ -18,6 +17,7 @@ from topr_trl.evaluation.rewards import (
     reward_samples_of,
 )
 from topr_trl.hub.model import results_metadata
+from topr_trl.pipeline.problems import check_rows
 
 NAN = float("nan")
 REWARDS = np.array([[0.5, -1.0, 2.0, 0.0], [1.0, NAN, 0.25, NAN], [NAN, NAN, NAN, NAN]])
@@ -88,7 +88,7 @@ def test_labels_are_evaluated_as_rewards(tmp_path):
     np.testing.assert_equal(reward_samples_of(rows).rewards_PS, [[1.0], [-1.0]])
     save_rows(rows, tmp_path)
     np.testing.assert_equal(read_reward_samples(tmp_path).rewards_PS, [[1.0], [-1.0]])
-    check_evaluable(tmp_path)
+    check_rows(tmp_path, "evaluate", None)
     given = rows.add_column("reward", [0.5, 2.0])
     np.testing.assert_equal(reward_samples_of(given).rewards_PS, [[0.5], [2.0]])
 

@@ -28,7 +28,7 @@ from topr_trl.pipeline.lineage import first_weights, lineage
 from topr_trl.pipeline.settings import IterateArguments, stage_args
 from topr_trl.pipeline.stages.curate import CurateArguments
 from topr_trl.pipeline.trainer_of_rows import TrainArguments
-from topr_trl.trainers.model_card import PAPER, add_section
+from topr_trl.trainers.model_card import CITATION, add_section
 
 HERE = Path(__file__).parent
 SETTINGS = {
@@ -89,7 +89,7 @@ def test_trainers_push_their_checkpoints_and_cards(hub):
     online = hub.repos["model", "me/online"].files["README.md"].decode()
     assert 'model="me/online"' in online
     assert "| baseline | 0.5 |" in online
-    assert PAPER["citation"] in online
+    assert CITATION in online
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_card_of_a_loop_s_model(loop):
     assert "temperature, top-p, top-k | 1, 1, 500" in card.text
     assert 'pipeline("text-generation", model="me/solver")' in card.text
     assert "--dtype float32" in card.text
-    assert PAPER["citation"] in card.text
+    assert CITATION in card.text
     assert "## Limits" in card.text
 
 
@@ -292,7 +292,7 @@ def test_an_adapter_s_card_is_the_trainer_s(model, tokenizer, rows, tmp_path):
     upload = pack(tmp_path / "checkpoint-2", "me/x")
     assert {"adapter_model.safetensors", "adapter_config.json", "README.md"} <= set(upload.files)
     assert "More Information Needed" not in upload.card
-    assert PAPER["citation"] in upload.card
+    assert CITATION in upload.card
     assert ModelCard(upload.card).data.library_name == "peft"
 
 

@@ -1,32 +1,20 @@
 """Test the import of runs that agents wrote: trajectories, sessions and simulations."""
 
 import json
-from itertools import groupby
-from pathlib import Path
 
 import pytest
+from reading import ASKED as START
+from reading import LEGS, WRITTEN, imported, learned, turns
 from records import EXAMPLES
-from test_evaluations import imported
-from test_logs_of_apis import CALL, LEGS, RESULT, SAID, response, turns
+from test_logs_of_apis import CALL, RESULT, SAID, response
 
 from topr_trl import load_rows
 from topr_trl.cli import main
-from topr_trl.data.tokenization import tokenize_row
 from topr_trl.importing.format import Unusable
 from topr_trl.importing.formats import atif, codex, mini_swe_agent, tau2
 from topr_trl.importing.recognition import format_of
 
-WRITTEN = Path(__file__).parent / "written"
-START = [("system", "Calculate.", None, []), ("user", "How many legs have 3 cats?", None, [])]
 CALLED = [("assistant", "I look.", "Hm.", [LEGS]), ("tool", "FOUR", None, [])]
-
-
-def learned(row, tokenizer):
-    """Return the texts of a completion that a trainer learns."""
-    made = tokenize_row(row, tokenizer)
-    own = made.completion_mask or [True] * len(made.completion_ids)
-    runs = groupby(zip(made.completion_ids, own, strict=True), key=lambda pair: pair[1])
-    return [tokenizer.decode([token for token, _ in run]) for is_own, run in runs if is_own]
 
 
 def test_trajectories_that_harbor_wrote(tmp_path, tool_tokenizer):
@@ -124,8 +112,7 @@ def written(path, lines):
 
 def test_each_call_of_a_session_of_claude_code_is_a_row(tmp_path, tool_tokenizer):
     rewards = written(tmp_path / "rewards", [{"id": "s", "reward": 1}])
-    rows = imported(tmp_path, written(tmp_path / "a.jsonl", SESSION), "--rewards", str(rewards), "--id_field",
-                    "sessionId")  # fmt: skip
+    rows = imported(tmp_path, SESSION, "--rewards", str(rewards), "--id_field", "sessionId")
     first, second, third = rows
     called = [("assistant", "", "Hm.", [LEGS, LEGS]), ("tool", "FOUR", None, []), ("tool", "AGAIN", None, [])]
     assert turns(first["prompt"]) == START[1:]
@@ -148,7 +135,7 @@ def test_each_call_of_a_session_of_claude_code_is_a_row(tmp_path, tool_tokenizer
 def test_sessions_of_claude_code_without_a_line(tmp_path, missing, why):
     lines = [line for line in SESSION if line.get("uuid") != missing]
     with pytest.raises(ValueError, match=rf"line 2: {why}.*--skip_unusable"):
-        imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+        imported(tmp_path, lines)
 
 
 def test_results_that_claude_code_cleared_and_messages_that_a_compaction_kept(tmp_path):
@@ -158,17 +145,17 @@ def test_results_that_claude_code_cleared_and_messages_that_a_compaction_kept(tm
     boundary = {**of_claude("22", None, "system", "Compacted"), "subtype": "compact_boundary", "compactMetadata": kept}
     lines = [*SESSION[:7], cleared, answer_of_claude("21", "20", "Cleared.", "s"), boundary,
              of_claude("23", "22", "user", "Summary"), answer_of_claude("24", "23", "Done.", "s")]  # fmt: skip
-    _, before, after = imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+    _, before, after = imported(tmp_path, lines)
     results = [("tool", "[Old tool result content cleared]", None, []), ("tool", "AGAIN", None, [])]
     assert turns(before["prompt"])[2:] == results
     assert turns(after["prompt"]) == [("user", "Summary", None, []), ("assistant", "Cleared.", None, [])]
     kept["preservedSegment"]["headUuid"] = "3"
-    *_, after = imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+    *_, after = imported(tmp_path, lines)
     called = ("assistant", "", "Hm.", [LEGS, LEGS])
     assert turns(after["prompt"])[1:] == [called, *results, ("assistant", "Cleared.", None, [])]
     kept["preservedSegment"]["headUuid"] = "9"
     with pytest.raises(ValueError, match="kept the line 9, which is not before 21"):
-        imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+        imported(tmp_path, lines)
 
 
 @pytest.mark.parametrize("prompt", ["Also add tests.", [{"type": "text", "text": "Also add tests."}]])
@@ -177,11 +164,11 @@ def test_a_message_that_the_user_sent_while_claude_code_worked(tmp_path, prompt)
     queued = {"type": "attachment", "uuid": "20", "parentUuid": "12", "sessionId": "s", "attachment": given}
     other = {**queued, "uuid": "21", "parentUuid": "20", "attachment": {"type": "todo_reminder", "content": []}}
     lines = [*SESSION, queued, other, answer_of_claude("22", "21", "Done.", "s")]
-    row = imported(tmp_path, written(tmp_path / "a.jsonl", lines))[-1]
+    row = imported(tmp_path, lines)[-1]
     assert turns(row["prompt"])[-2:] == [("assistant", "12", None, []), ("user", "Also add tests.", None, [])]
     del queued["uuid"]
     with pytest.raises(ValueError, match=r"a queued_command without a uuid"):
-        imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+        imported(tmp_path, lines)
 
 
 def answer_of_claude(uuid, parent, text, session):
@@ -213,7 +200,7 @@ def test_sessions_of_claude_code_that_continue_each_other(tmp_path):
     for number, session in ((32, "t"), (34, "u")):
         lines.append({**of_claude(str(number), str(number - 1), "user", "And?"), "sessionId": session})
         lines.append(answer_of_claude(str(number + 1), str(number), "5", session))
-    rows = imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+    rows = imported(tmp_path, lines)
     assert [len(row["prompt"]) for row in rows] == [1, 3, 5]
     assert rows["rollout_id"][0] is None or len({*rows["rollout_id"]}) == 3
 
@@ -236,7 +223,7 @@ def test_a_killed_import_of_sessions_finds_the_same_copies(tmp_path):
 def test_a_block_that_claude_code_wrote_twice_is_read_once(tmp_path):
     lines = [of_claude("1", None, "user", "Legs?"), answer_of_claude("2", "1", "4", "s")]
     lines.append({**lines[1], "uuid": "3", "parentUuid": "2"})
-    (row,) = imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+    (row,) = imported(tmp_path, lines)
     assert turns(row["completion"]) == [("assistant", "4", None, [])]
 
 
@@ -268,7 +255,7 @@ CODEX = [
 
 def test_each_call_of_a_session_of_codex_is_a_row(tmp_path, tool_tokenizer):
     second = [of_codex("session_meta", id="s2"), said("user", "Legs?"), said("assistant", "4")]
-    rows = imported(tmp_path, written(tmp_path / "a.jsonl", [*CODEX, *second]))
+    rows = imported(tmp_path, [*CODEX, *second])
     called = [("assistant", "", "Hm.", [{"name": "legs", "arguments": '{"input": "cat"}'}]), ("tool", "FOUR", None, [])]
     assert [turns(row["prompt"]) for row in rows] == [
         START, [*START, *called], [START[0], ("assistant", "SUMMARY", None, []), ("user", "And of 4?", None, [])],
@@ -365,22 +352,20 @@ def test_chat_histories_of_langchain(tmp_path, session, column, is_text):
                 {"type": kind, **data} for kind, data in said]  # fmt: skip
     lines = [{"id": n, session: name, column: json.dumps(each) if is_text else each}
              for n, (each, name) in enumerate((each, name) for each in messages for name in "ab")]  # fmt: skip
-    rows = imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+    rows = imported(tmp_path, lines)
     called = ("assistant", "", None, [LEGS])
     assert [turns(row["prompt"]) for row in rows] == [[("user", "Legs?", None, [])]] * 2
     answers = [called, ("tool", "FOUR", None, []), ("assistant", "12", None, [])]
     assert [turns(row["completion"]) for row in rows] == [answers] * 2
     with pytest.raises(ValueError, match="not in the order of id"):
-        imported(tmp_path, written(tmp_path / "b.jsonl", lines[::-1]))
+        imported(tmp_path, lines[::-1])
 
 
 def test_messages_may_have_the_types_and_roles_of_langchain_and_flowise(tmp_path):
     messages = [{"type": "human", "content": "Legs?"}, {"type": "ai", "content": "12", "tool_calls": None}]
     chat = [{"role": "userMessage", "content": "Legs?"}, {"role": "apiMessage", "content": "12"}]
     for name, given in (("user_input", messages), ("messages", chat)):
-        (row,) = imported(
-            tmp_path, written(tmp_path / f"{name}.jsonl", [{name: given, "score": 1}]), "--reward_fields", "score"
-        )
+        (row,) = imported(tmp_path, [{name: given, "score": 1}], "--reward_fields", "score")
         assert (turns(row["prompt"]), turns(row["completion"])) == (
             [("user", "Legs?", None, [])], [("assistant", "12", None, [])])  # fmt: skip
 
@@ -399,7 +384,7 @@ def test_ratings_that_are_null_are_not_named_as_fields_of_the_conversation(tmp_p
 
 def test_a_value_of_all_messages_belongs_to_the_conversation(tmp_path):
     lines = [{"threadId": "a", "role": role, "content": role, "score": 3} for role in ("user", "assistant")]
-    rows = imported(tmp_path, written(tmp_path / "a.jsonl", lines), "--reward_fields", "score")
+    rows = imported(tmp_path, lines, "--reward_fields", "score")
     assert (rows["reward"][:], turns(rows[0]["completion"])) == ([3.0], [("assistant", "assistant", None, [])])
 
 
@@ -431,7 +416,7 @@ def test_messages_of_an_unknown_conversation_or_order(tmp_path, changes, why):
     if "created_at" in changes:
         lines[1]["created_at"] = "2026-01-01"
     with pytest.raises(ValueError, match=why):
-        imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+        imported(tmp_path, lines)
 
 
 @pytest.mark.parametrize(
@@ -451,12 +436,11 @@ def test_messages_of_an_unknown_conversation_or_order(tmp_path, changes, why):
 )
 def test_turns_and_times_are_not_compared_as_text(tmp_path, name, first, second, is_right):
     lines = [{**ASKED, "chat_id": 1, name: first}, {"role": "assistant", "content": "4", "chat_id": 1, name: second}]
-    path = written(tmp_path / "a.jsonl", lines)
     if is_right:
-        assert len(imported(tmp_path, path)) == 1
+        assert len(imported(tmp_path, lines)) == 1
     else:
         with pytest.raises(ValueError, match=f"order of {name}.* in order, delete this field"):
-            imported(tmp_path, path)
+            imported(tmp_path, lines)
 
 
 @pytest.mark.parametrize(
@@ -477,12 +461,12 @@ def test_other_times_are_not_compared(tmp_path, first, second):
         {"role": "assistant", "content": "4", "chat_id": 1, "time": second},
     ]
     with pytest.raises(ValueError, match=f"line 1: its time is '{first}'.* 2024-01-31 23:59.*delete this field"):
-        imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+        imported(tmp_path, lines)
     # Numbers of turns show the order, unless some are equal.
     ordered = [{**line, "turn": n} for n, line in enumerate(lines)]
-    assert len(imported(tmp_path, written(tmp_path / "b.jsonl", ordered))) == 1
+    assert len(imported(tmp_path, ordered)) == 1
     with pytest.raises(ValueError, match="its time is"):
-        imported(tmp_path, written(tmp_path / "c.jsonl", [*ordered, ordered[1]]))
+        imported(tmp_path, [*ordered, ordered[1]])
 
 
 def test_documents_without_an_array_are_not_one_conversation(tmp_path):

@@ -94,13 +94,6 @@ def test_reasoning_is_learned(imported, read, template, prompt, completions):
     assert [read(row, template) for row in rows] == [(prompt, completion) for completion in completions]
 
 
-@pytest.mark.parametrize("template", ["qwen2_5", "llama3"])
-def test_reasoning_that_a_template_does_not_write_is_refused(imported, read, template):
-    rows, _ = imported("reasoning_dropped", "openai", *SCORE)
-    with pytest.raises(ValueError, match=r"leaves out the reasoning_content .*'Four legs each.* chat_template_path"):
-        read(rows[0], template)
-
-
 @pytest.mark.parametrize(
     ("template", "opened", "end"),
     [("qwen3", "<think>\n", "<|im_end|>"), ("qwen3_5_think", "", "<|im_end|>"), ("deepseek_r1_distill", "", OF_R1[1])],
@@ -132,18 +125,6 @@ def test_a_request_without_thinking(imported, read, template):
     assert [read(row, template) for row in rows] == expected
 
 
-def test_functions_are_read_as_tools(imported, read):
-    rows, _ = imported("legacy_functions", "openai", *SCORE)
-    for row, answer in zip(rows, (12, 7), strict=True):
-        prompt, completion = read(row, "qwen2_5")
-        assert '{"name": "legs", "description": "Legs of an animal.", "parameters": ' in prompt
-        assert '<tool_call>\n{"name": "legs", "arguments": {"animal": "cat"}}\n</tool_call>' in prompt
-        assert "<tool_response>\nFOUR-LEGS\n</tool_response>" in prompt
-        assert completion == f"⟪{answer}<|im_end|>⟫"
-    with pytest.raises(ValueError, match="calls tools"):
-        read(rows[0], "llama3")
-
-
 def test_a_label_of_the_last_turn(imported, read, tmp_path):
     rows, said = imported("last_turn_label", "messages", "--reward_fields", "label")
     assert "2 rows have several turns of the model, which all get the reward" in said
@@ -161,59 +142,9 @@ def test_a_label_of_the_last_turn(imported, read, tmp_path):
     assert rows["reward"][:] == [1.0, -1.0]
 
 
-def test_turns_with_weight_0(imported, read):
-    rows, _ = imported("weight_zero", "messages", *SCORE)
-    sure = "<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
-    assert [read(row, "qwen2_5") for row in rows] == [
-        (f"{SYSTEM}<|im_end|>\n{ASKED}7{sure}", "⟪12<|im_end|>⟫"),
-        (f"{SYSTEM}<|im_end|>\n{ASKED}8{sure}", "⟪9<|im_end|>⟫"),
-    ]
-
-
-def test_messages_with_a_response(imported, read, tmp_path):
-    with pytest.raises(ValueError, match=r"line 1: it looks like openai .*Use --format openai"):
-        imported("litellm", "messages", "--reward_fields", "metadata.score")
-    rows, _ = imported("litellm", "openai", "--reward_fields", "metadata.score")
-    assert [read(row, "qwen2_5")[1] for row in rows] == ["⟪16<|im_end|>⟫", "⟪8<|im_end|>⟫"]
-    assert "EARLIER" in read(rows[0], "qwen2_5")[0]
-    assert (rows["temperature"][:], rows["reward"][:]) == ([0.7, 0.7], [1.0, 0.0])
-
-
-def test_a_part_without_text(imported):
-    with pytest.raises(ValueError, match=r"parts_value.jsonl, line 1: a part .* no text: it has value"):
-        imported("parts_value", "messages", *SCORE)
-
-
-def test_a_dump_with_results_of_tools(imported):
-    with pytest.raises(ValueError, match=r"verl_tools.jsonl, line 1: its completion has tool or user messages.* masks"):
-        imported("verl_tools", "verl")
-
-
 def test_a_text_that_has_the_bos_token(read):
     for row, answer in zip(load_rows(CASES / "bos_text.jsonl"), (12, 7), strict=True):
         assert read(row, "llama3") == (row["prompt"], f"⟪{answer}<|eot_id|>⟫")
-
-
-def test_log_probabilities_that_are_nan_or_infinite(imported, read):
-    rows, said = imported("logprob_nan", "openai", *SCORE)
-    assert rows["sampler_logps"][:] == [None, None]
-    assert [read(row, "qwen2_5")[1] for row in rows] == ["⟪12<|im_end|>⟫", "⟪13<|im_end|>⟫"]
-    assert "There are no log-probabilities" in said
-
-
-def test_an_empty_choice_is_counted(imported):
-    rows, said = imported("empty_choice", "openai", *SCORE)
-    assert [row["completion"][0]["content"] for row in rows] == ["12", "7", "12"]
-    assert rows["reward"][:] == [1.0, 0.0, 1.0]
-    assert "1 completion is empty or missing and is left out: empty_choice.jsonl, line 1." in said
-
-
-def test_a_record_with_an_image_can_be_skipped(imported, read):
-    with pytest.raises(ValueError, match=r"one_image.jsonl, line 2: a message has image_url.* --skip_unusable"):
-        imported("one_image", "openai", *SCORE)
-    rows, said = imported("one_image", "openai", *SCORE, "--skip_unusable")
-    assert [read(row, "qwen3")[1] for row in rows] == [f"⟪{answer}<|im_end|>⟫" for answer in (12, 7)]
-    assert "1 record cannot be used and is left out: one_image.jsonl, line 2." in said
 
 
 def test_results_of_old_verifiers(imported, read):
@@ -257,26 +188,6 @@ def test_rows_learned_from_other_formats(name, given, prompt, answers, rewards, 
         assert asked.endswith(prompt)
         assert asked.count(prompt) == 1
         assert said == f"⟪{answer}<|im_end|>⟫"
-
-
-@pytest.mark.parametrize("given", [(), ("--format", "messages"), ("--messages_field", "history")])
-def test_one_document(given, read, tmp_path):
-    main.main(["import", "--input", str(CASES / "pretty.traj.json"), "--output_dir", str(tmp_path / "rows"), *given])
-    (row,) = load_rows(tmp_path / "rows")
-    assert read(row, "qwen2_5")[1] == "⟪12<|im_end|>⟫"
-
-
-@pytest.mark.parametrize(
-    ("name", "named", "likely"),
-    [
-        ("nemo_gym.jsonl", "openai", "nemo-gym"),
-        ("feedback.csv", "messages", "table"),
-        ("pairs.jsonl", "table", "pairs"),
-    ],
-)
-def test_an_error_names_the_format(name, named, likely, tmp_path):
-    with pytest.raises(ValueError, match=rf"it looks like {likely} .*Use --format {likely}, or omit"):
-        main.main(["import", "--format", named, "--input", str(CASES / name), "--output_dir", str(tmp_path / "rows")])
 
 
 HISTORY = "Legs of a cat? | EARLIER four. | And of three cats?"
@@ -365,29 +276,6 @@ def test_what_is_learned_of_agents(name, prompt, learned, read, tmp_path):
     assert f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n" in asked
     answered = "".join([first, *(completion for _, completion in others)])
     assert re.findall("⟪(.*?)⟫", answered, re.DOTALL) == learned
-
-
-def test_answers_that_the_model_did_not_end(read, tmp_path, capsys):
-    main.main(["import", "--format", "openai", "--input", str(SECOND_CASES / "finish_other.jsonl"), "--output_dir",
-               str(tmp_path / "rows"), *SCORE])  # fmt: skip
-    assert [read(row, "qwen2_5")[1] for row in load_rows(tmp_path / "rows")] == ["⟪They have 1⟫"] * 2
-    assert "2 requests or runs failed and are left out" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("history_and_answer.jsonl", "text of answer .*--prompt_field messages --completion_field answer"),
-        ("qwen_math_eval.jsonl", "text of code, pred .*--completion_field to one of answer, code, pred"),
-        ("dolly.csv", "text of context .*--prompt_field instruction context"),
-        ("ragas.csv", "text of retrieved_contexts .*--prompt_field user_input retrieved_contexts"),
-        ("history.csv", "text of chat_history .*--prompt_field chat_history question"),
-        ("alpaca_scored.json", "text of input .*--prompt_field instruction input"),
-    ],
-)  # fmt: skip
-def test_a_refusal_says_what_to_do(name, words, tmp_path):
-    with pytest.raises(ValueError, match=words):
-        main.main(["import", "--input", str(SECOND_CASES / name), "--output_dir", str(tmp_path / "rows")])
 
 
 @pytest.mark.parametrize(

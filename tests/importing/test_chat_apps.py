@@ -3,13 +3,9 @@
 Their web pages write the exports, in TypeScript. So these records follow the source code, see `FORMAT.source`.
 """
 
-import json
-
 import pytest
-from test_evaluations import imported
-from test_logs_of_apis import LEGS, turns
+from reading import LEGS, imported, learned, turns
 
-from topr_trl.data.tokenization import tokenize_row
 from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.formats import librechat, open_webui
 
@@ -53,14 +49,12 @@ def feedback(name="a2", **answer):
 @pytest.mark.parametrize("export", ["feedback", "chats"])
 def test_only_the_rated_answer_of_open_webui_is_learned(tmp_path, tokenizer, export):
     given = [feedback(), feedback("a3")] if export == "feedback" else [chat()]
-    (tmp_path / "a.json").write_text(json.dumps(given))
-    rows = imported(tmp_path, tmp_path / "a.json")
+    rows = imported(tmp_path, given)
     asked = [("system", "Calculate.", None, []), CAT, ("assistant", "Four.", None, []), THREE]
     assert [turns(row["prompt"]) for row in rows] == [asked] * 2
     assert (rows["reward"][:], rows["model"][:], rows["temperature"][:]) == ([-1.0, 1.0], ["m"] * 2, [0.7] * 2)
-    learned = [tokenizer.decode(tokenize_row(row, tokenizer).completion_ids) for row in rows]
-    assert learned == [f"7{tokenizer.eos_token}", f"12{tokenizer.eos_token}"]
-    rows = imported(tmp_path, tmp_path / "a.json", "--reward_fields", "data.details.rating", "--skip_unrewarded")
+    assert [learned(row, tokenizer) for row in rows] == [[f"{answer}{tokenizer.eos_token}"] for answer in ("7", "12")]
+    rows = imported(tmp_path, given, "--reward_fields", "data.details.rating", "--skip_unrewarded")
     assert rows["reward"][:] == [3.0]
 
 
@@ -137,14 +131,13 @@ def test_only_answers_with_a_thumb_of_librechat_are_learned(tmp_path, tokenizer,
     given = conversation()
     if form == "tree":
         given["messagesTree"] = nested(given.pop("messages"))
-    (tmp_path / "a.json").write_text(json.dumps(given))
-    rows = imported(tmp_path, tmp_path / "a.json")
+    rows = imported(tmp_path, given)
     asked = [("system", "Calculate.", None, []), CAT, ("assistant", "Four.", None, []), THREE]
     assert [turns(row["prompt"]) for row in rows] == [asked] * 2
     assert [turns(row["completion"]) for row in rows] == [CALLED, [("assistant", "7", None, [])]]
     assert (rows["reward"][:], rows["finish_reason"][:]) == ([1.0, -1.0], [None, "length"])
     assert (rows["model"][:], rows["temperature"][:]) == (["m", None], [0.7] * 2)
-    assert tokenizer.decode(tokenize_row(rows[1], tokenizer).completion_ids) == "7"
+    assert learned(rows[1], tokenizer) == ["7"]
 
 
 def test_a_conversation_of_librechat_without_ratings_or_parents(tmp_path):

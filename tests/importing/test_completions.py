@@ -4,17 +4,15 @@ import json
 import time
 
 import pytest
-from records import CHAT, EPISODE, GRADED, NEMO, TRACE, V0, VERL, node, turn
+from records import EPISODE, GRADED, NEMO, TRACE, V0, VERL, node, turn
+from test_feedback_tables import imported as imported_text
 
-from topr_trl import load_rows
-from topr_trl.cli import main
 from topr_trl.importing import FORMATS
-from topr_trl.importing.completions import holds_completion, last_turn, turns_of, without_unknown_logps
+from topr_trl.importing.completions import cut_turns, holds_completion, turns_of, without_unknown_logps
 from topr_trl.importing.format import LeftOut, NotOfFormat, Unusable
 from topr_trl.importing.formats import verl
 from topr_trl.importing.openai_messages import finish_reason, message, row_of_run, template_columns
 from topr_trl.importing.reading_settings import ReadingArguments
-from topr_trl.pipeline.stages.import_ import _LEFT_OUT
 
 USER, ANSWER = {"role": "user", "content": "6*7?"}, {"role": "assistant", "content": "42"}
 SURE = {"role": "user", "content": "Sure?"}
@@ -22,12 +20,7 @@ NAN, INFINITE = float("nan"), float("inf")
 
 
 def imported(tmp_path, name, records, *settings):
-    suffix = FORMATS[name].suffix
-    file = tmp_path / f"log{suffix}"
-    file.write_text("".join(json.dumps(each) + "\n" for each in records))
-    out = tmp_path / f"rows{len(list(tmp_path.iterdir()))}"
-    main.main(["import", "--format", name, "--input", str(file), "--output_dir", str(out), *settings])
-    return load_rows(out)
+    return imported_text(tmp_path, "\n".join(map(json.dumps, records)), "log.jsonl", "--format", name, *settings)
 
 
 def answered(*choices, **request):
@@ -38,10 +31,6 @@ def answered(*choices, **request):
 SCORE = ("--reward_fields", "score")
 
 # Counts.
-
-
-def test_each_reason_has_a_sentence():
-    assert set(_LEFT_OUT) == {*LeftOut, "repeated"}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +95,6 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
         ("openai", answered(ANSWER, extra_body={"continue_final_message": True}), "continues its last message"),
         ("openai", answered(ANSWER, messages=[USER, {**ANSWER, "prefix": True}]), "continues its last message"),
         ("openai", answered(ANSWER, tools=[{"type": "custom", "custom": {"name": "x"}}]), "tool custom"),
-        ("openai", answered(ANSWER, tools=[{"type": "web_search"}]), "tool web_search"),
         (
             "openai",
             answered({**ANSWER, "tool_calls": [{"id": "1", "type": "custom", "custom": {"name": "x"}}]}),
@@ -201,19 +189,19 @@ def test_outputs_without_results_of_tools_are_read(tmp_path):
 def test_the_last_turn_of_messages():
     row = {"prompt": [USER], "completion": [ANSWER, SURE, {**ANSWER, "content": "Yes."}]}
     assert turns_of(row) == 2
-    cut = last_turn(row)
+    cut = cut_turns(row, 1)
     assert (cut["prompt"], cut["completion"]) == ([USER, ANSWER, SURE], [{**ANSWER, "content": "Yes."}])
     assert turns_of(cut) == 1
     context = {**row, "completion": [*row["completion"][:2], {**ANSWER, "weight": 0}]}
     assert turns_of(context) == 1
-    assert last_turn(context)["prompt"] == [USER]
+    assert cut_turns(context, 0)["prompt"] == [USER]
 
 
 def test_the_last_turn_of_tokens():
     row = {"prompt": "6*7?", "completion": "42", "prompt_ids": [1, 2], "completion_ids": [3, 4, 9, 9, 5, 6, 8],
            "completion_mask": [1, 1, 0, 0, 1, 1, 0], "sampler_logps": [-1, -1, None, None, -2, -3, None]}  # fmt: skip
     assert turns_of(row) == 2
-    cut = last_turn(row)
+    cut = cut_turns(row, 1)
     assert (cut["prompt_ids"], cut["completion_ids"]) == ([1, 2, 3, 4, 9, 9], [5, 6, 8])
     assert (cut["completion_mask"], cut["sampler_logps"]) == ([1, 1, 0], [-2, -3, None])
     assert turns_of({"prompt": "6*7?", "completion": "42"}) == 1
@@ -278,33 +266,13 @@ def test_log_probabilities_need_the_length_of_the_mask():
         without_unknown_logps(row)
 
 
-@pytest.mark.parametrize("unknown", [NAN, -INFINITE])
-def test_unknown_log_probabilities_of_each_format(tmp_path, unknown):
-    nodes = [node("user", [1], [False]), node("assistant", [5, 6], [True, True], [-1.0, unknown], 0)]
-    logps = [[0.0, 0.0, 0.0, unknown, 0.0, -0.25, 0.0, 0.0, 0.0]]
-    choice = {"message": ANSWER, "finish_reason": "stop", "token_ids": [4, 5], "logprobs": {
-        "content": [{"token": "a", "logprob": -1.0}, {"token": "b", "logprob": unknown}]}}  # fmt: skip
-    for name, record, settings in (
-        ("nemo-rl", {**NEMO, "generation_logprobs": logps}, ()),
-        ("verifiers", {**TRACE, "nodes": nodes}, ()),
-        ("verifiers-results", {**V0, "trajectory": [turn([1, 2], [3, 4], [-0.5, unknown])]}, ()),
-        ("openai", {**CHAT, "response": {"choices": [choice]}, "reward": 1}, ("--reward_fields", "reward")),
-    ):
-        (row,) = imported(tmp_path, name, [record], *settings)
-        assert row["completion_ids"], name
-        assert row["sampler_logps"] is None, name
+def test_a_row_with_an_unknown_log_probability_keeps_its_tokens(tmp_path):
+    steps = [turn([1, 2], [3, 4], [-0.5, -INFINITE])]
+    (row,) = imported(tmp_path, "verifiers-results", [{**V0, "trajectory": steps}])
+    assert (row["completion_ids"], row["sampler_logps"]) == ([3, 4], None)
 
 
 # Messages and requests.
-
-
-def test_messages_in_a_row_are_one_chat(tmp_path):
-    call = {**ANSWER, "content": None, "tool_calls": [{"id": name, "function": {"name": "run"}} for name in "xy"]}
-    replies = [{"role": "tool", "content": name, "tool_call_id": name} for name in "xy"]
-    messages = [{**turn, "id": n, "parentId": (None, 0, 1, 1, 3)[n], "sessionId": "a"}
-                for n, turn in enumerate((USER, call, *replies, ANSWER))]  # fmt: skip
-    (row,) = imported(tmp_path, "messages", [{"messages": messages, "score": 1}], *SCORE)
-    assert len(row["completion"]) == 4
 
 
 def test_fields_of_messages():

@@ -3,27 +3,17 @@
 import json
 import struct
 import zipfile
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from test_logs_of_apis import turns
+from reading import LEGS, WRITTEN, imported, turns
 
-from topr_trl import load_rows
-from topr_trl.cli import main
-from topr_trl.importing import eval_archives, json_documents
+from topr_trl.data import json_documents
+from topr_trl.importing import eval_archives
 from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.formats import inspect, lm_eval, openhands_output
 
-WRITTEN = Path(__file__).parent / "written"  # files of other systems, and the scripts that wrote them
-LEGS = {"name": "legs", "arguments": '{"animal": "cat"}'}
 QUESTION = "Question: How many legs have 3 cats?\nAnswer:"
-
-
-def imported(tmp_path, path, *more):
-    out = tmp_path / f"rows-{len(list(tmp_path.iterdir()))}"
-    main.main(["import", "--input", str(path), "--output_dir", str(out), *more])
-    return load_rows(out)
 
 
 def sample_of(name):
@@ -99,51 +89,51 @@ def test_scores_of_inspect(tmp_path):
     assert read(several, "--reward_fields", "scores.judge.value", "--label_values", "A=1", "B=0.5") == [0.5]
 
 
-def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
+SAMPLE = "samples/1_epoch_1.json"
+SAID = {"id": 1, "epoch": 1, "target": "12", "messages": [{"role": "assistant", "content": "12", "source": "generate"}]}
+
+
+def archived(path, content, name=SAMPLE, kind=zipfile.ZIP_DEFLATED):
+    """Write an archive of inspect_ai with one sample, and return its path and the place of the sample's header."""
+    with zipfile.ZipFile(path, "w", kind) as archive:
+        archive.writestr("header.json", "{}")
+        archive.writestr(name, content)
+    return path, archive.getinfo(name).header_offset
+
+
+@pytest.mark.parametrize(
+    ("content", "given", "words"),
+    [
+        ("{}", {"name": "samples/1_epoch_1/sample.json"}, "samples are split into chunks.*inspect log convert"),
+        ("[]", {}, r"samples/1_epoch_1\.json is not a JSON object"),
+        ('{"a":' * 100_000, {}, "cannot be read"),
+        ("{}", {"kind": zipfile.ZIP_BZIP2}, "neither zstd nor deflate"),
+        (json.dumps({**SAID, "scores": {"a": {"value": {"x": 1, "y": "P"}}}}), {},
+         r"samples/.*: scores\.a\.value\.x, .*\.y may all be the reward"),
+    ],
+)  # fmt: skip
+def test_archives_that_cannot_be_read(tmp_path, content, given, words):
+    path, _ = archived(tmp_path / "a.eval", content, **given)
+    with pytest.raises(ValueError, match=rf"a\.eval.*{words}"):
+        imported(tmp_path, path)
+
+
+def test_damaged_archives(tmp_path):
     whole = (WRITTEN / "inspect-0.3.285.eval").read_bytes()
+    path, place = archived(tmp_path / "a.eval", json.dumps({"id": 1, "messages": ["a"] * 99}))
+    packed, start = path.read_bytes(), place + 30 + len(SAMPLE)
     for content, words in (
         (whole[:5_000], "not a zip file"),
         (whole[:700] + b"\xff" * 400 + whole[1_100:], "is damaged"),
+        (packed[:start] + b"\xff" * 40 + packed[start + 40 :], ""),
     ):
-        (tmp_path / "a.eval").write_bytes(content)
+        path.write_bytes(content)
         with pytest.raises(ValueError, match=rf"a\.eval cannot be read as a log of inspect_ai: .*{words}"):
-            imported(tmp_path, tmp_path / "a.eval")
-    with zipfile.ZipFile(tmp_path / "b.eval", "w", zipfile.ZIP_DEFLATED) as archive:  # as before inspect_ai 0.3.150
-        sample = next(inspect.samples(json.loads((WRITTEN / "inspect-0.3.285.json").read_text())))
-        archive.writestr(
-            "samples/1_epoch_1.json", json.dumps({**sample, "scores": {"a": {"value": {"x": 1, "y": "P"}}}})
-        )
-        archive.writestr("header.json", "{}")
-    with pytest.raises(ValueError, match=r"b\.eval, samples/.*: scores\.a\.value\.x, .*\.y may all be the reward"):
-        imported(tmp_path, tmp_path / "b.eval")
-    with zipfile.ZipFile(tmp_path / "c.eval", "w") as archive:
-        archive.writestr("samples/1_epoch_1/sample.json", "{}")
-        archive.writestr("header.json", "{}")
-    with pytest.raises(ValueError, match=r"c\.eval .*samples are split into chunks.*inspect log convert"):
-        imported(tmp_path, tmp_path / "c.eval")
-    with zipfile.ZipFile(tmp_path / "d.eval", "w") as archive:
-        archive.writestr("samples/1_epoch_1.json", "[]")
-        archive.writestr("header.json", "{}")
-    with pytest.raises(ValueError, match=r"d\.eval .*samples/1_epoch_1\.json is not a JSON object"):
-        imported(tmp_path, tmp_path / "d.eval")
-    with zipfile.ZipFile(tmp_path / "e.eval", "w") as archive:
-        archive.writestr("samples/1_epoch_1.json", '{"a":' * 100_000)
-        archive.writestr("header.json", "{}")
-    with pytest.raises(ValueError, match=r"e\.eval cannot be read"):
-        imported(tmp_path, tmp_path / "e.eval")
-    with zipfile.ZipFile(tmp_path / "g.eval", "w", zipfile.ZIP_BZIP2) as archive:
-        archive.writestr("header.json", "{}")
-    with pytest.raises(ValueError, match="neither zstd nor deflate"):
-        imported(tmp_path, tmp_path / "g.eval")
-    with zipfile.ZipFile(tmp_path / "f.eval", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("samples/1_epoch_1.json", json.dumps(sample))
-        archive.writestr("header.json", "{}")
-        start = archive.infolist()[0].header_offset + 30 + len("samples/1_epoch_1.json")
-    content = bytearray((tmp_path / "f.eval").read_bytes())
-    content[start : start + 40] = b"\xff" * 40
-    (tmp_path / "f.eval").write_bytes(content)
-    with pytest.raises(ValueError, match=r"f\.eval cannot be read"):
-        imported(tmp_path, tmp_path / "f.eval")
+            imported(tmp_path, path)
+
+
+def test_unusual_samples_of_inspect():
+    sample = next(inspect.samples(json.loads((WRITTEN / "inspect-0.3.285.json").read_text())))
     failed = {**sample["messages"][5], "error": {"type": "timeout", "message": "too slow"}}
     graded = [*sample["events"], {"event": "model", "tools": []}]
     changed = {**sample, "messages": [*sample["messages"][:5], failed, *sample["messages"][6:]], "events": graded}
@@ -265,17 +255,13 @@ def test_a_sample_that_is_too_long(tmp_path, monkeypatch, method, size):
     content = json.dumps({"id": 1, "text": "x" * 200_000}).encode()
     packed = pa.compress(content, "zstd", asbytes=True) if method == "zstd" else content
     kind = zipfile.ZIP_DEFLATED if method == "deflate" else zipfile.ZIP_STORED
-    with zipfile.ZipFile(tmp_path / "a.eval", "w", kind) as archive:
-        archive.writestr("header.json", json.dumps({"eval": {}, "plan": {}}))
-        archive.writestr("samples/1_epoch_1.json", packed)
-    with zipfile.ZipFile(tmp_path / "a.eval") as archive:
-        place = archive.getinfo("samples/1_epoch_1.json").header_offset
-    data = bytearray((tmp_path / "a.eval").read_bytes())
+    path, place = archived(tmp_path / "a.eval", packed, kind=kind)
+    data = bytearray(path.read_bytes())
     for start, at in ((place, 0), (data.rfind(b"PK\x01\x02"), 2)):  # the header of the file, and the central directory
         if method == "zstd":
             data[start + 8 + at : start + 10 + at] = struct.pack("<H", 93)
         data[start + 22 + at : start + 26 + at] = struct.pack("<I", size or len(content))
-    (tmp_path / "a.eval").write_bytes(data)
+    path.write_bytes(data)
     with pytest.raises(ValueError, match=r"a\.eval.*(longer than|damaged|Bad CRC|cannot be read)") as raised:
-        list(eval_archives.read_samples(tmp_path / "a.eval"))
+        list(eval_archives.read_samples(path))
     assert ("longer than" in str(raised.value)) == (size is None)

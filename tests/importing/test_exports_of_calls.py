@@ -1,21 +1,15 @@
 """Test the import of calls as clients of APIs and six tools log them."""
 
 import json
-from pathlib import Path
 
 import pytest
-from test_evaluations import imported
-from test_logs_of_apis import LEGS, turns
+from reading import ASKED, LEGS, QUESTION, WRITTEN, imported, learned, turns
 
-from topr_trl.data.tokenization import tokenize_row
 from topr_trl.importing import FORMATS
 from topr_trl.importing.format import LeftOut, Unusable
-from topr_trl.importing.recognition import recognize
+from topr_trl.importing.recognition import format_of, recognize
 
-WRITTEN = Path(__file__).parent / "written"
 PARAMETERS = {"type": "object", "properties": {"animal": {"type": "string"}}}
-QUESTION = "How many legs have 3 cats?"
-ASKED = [("system", "Calculate.", None, []), ("user", QUESTION, None, [])]
 MESSAGES = [{"role": "system", "content": "Calculate."}, {"role": "user", "content": QUESTION}]
 SAID = {"choices": [{"message": {"role": "assistant", "content": "12"}, "finish_reason": "stop"}]}
 ANSWER = [("assistant", "12", None, [])]
@@ -36,7 +30,7 @@ def rows_of(name, record):
 def test_calls_that_clients_wrote(tmp_path, tool_tokenizer, file, name):
     """Each file has the same three calls: of a tool, and two answers with its result in the prompt."""
     file = WRITTEN / f"{file}.jsonl"
-    assert recognize([file]) == name
+    assert recognize(file) == name
     rows = imported(tmp_path, file, "--reward_fields", "score")
     assert rows["reward"][:] == [1.0, 1.0, 0.0]
     check_calls(list(rows), "I look it up.", tool_tokenizer)
@@ -56,8 +50,7 @@ def check_calls(rows, thinking, tokenizer, temperature=0.7):
     assert tool["function"] == {"name": "legs", "description": "Legs.", "parameters": PARAMETERS}
     found = {(row["model"], row["temperature"], row["finish_reason"]) for row in rows}
     assert found == {("m", temperature, "stop")}
-    learned = [tokenizer.decode(tokenize_row(row, tokenizer).completion_ids) for row in others]
-    assert learned == [f"{answer}{tokenizer.eos_token}" for answer in ("12", "7")]
+    assert [learned(row, tokenizer) for row in others] == [[f"{answer}{tokenizer.eos_token}"] for answer in ("12", "7")]
 
 
 CLIENTS = ("openai", "anthropic", "gemini", "responses")
@@ -75,7 +68,7 @@ CLIENTS = ("openai", "anthropic", "gemini", "responses")
 def test_calls_that_tracers_wrote(tmp_path, tool_tokenizer, file, without_temperature):
     """Each file has the three calls of each client. The ratings of PostHog are other events, so they are in a file."""
     name, path, rewards = file.partition("-")[0], WRITTEN / f"{file}.jsonl", tmp_path / "rewards.jsonl"
-    assert recognize([path]) == name
+    assert recognize(path) == name
     settings = []
     if name == "posthog":
         ids = [json.loads(line)["properties"]["$ai_trace_id"] for line in path.read_text().splitlines()]
@@ -121,7 +114,7 @@ def test_events_of_posthog():
 def test_generations_of_ollama(tmp_path):
     """The server applies the chat template to the prompt. The third answer ends at the limit."""
     file = WRITTEN / "ollama-generate-0.6.3.jsonl"
-    assert recognize([file]) == "ollama-generate"
+    assert recognize(file) == "ollama-generate"
     rows = imported(tmp_path, file, "--reward_fields", "score")
     assert [turns(row["prompt"]) for row in rows] == [ASKED] * 3
     assert [row["completion"][0]["content"] for row in rows] == ["12", "7", "Twel"]
@@ -140,9 +133,8 @@ def test_requests_of_helicone(tmp_path):
     mixed = {**HELICONE, "feedback_rating": False, "response_body": json.dumps(OF_CLAUDE),
              "request_body": json.dumps({"system": "Calculate.", "messages": MESSAGES[1:]})}  # fmt: skip
     lines = [HELICONE, mixed, {**HELICONE, "response_status": 500}]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert recognize([tmp_path / "a.jsonl"]) == "helicone"
-    rows = imported(tmp_path, tmp_path / "a.jsonl")
+    assert format_of(lines[0]) == "helicone"
+    rows = imported(tmp_path, lines)
     assert [turns(row["prompt"]) for row in rows] == [ASKED] * 2
     assert [turns(row["completion"]) for row in rows] == [ANSWER] * 2
     assert rows["reward"][:] == [1.0, -1.0]
@@ -180,9 +172,8 @@ def test_spans_of_datadog(tmp_path):
     workflow = {**DATADOG, "span_kind": "workflow", "evaluation": None, "input": {"value": "a"}, "output": {}}
     spans = [DATADOG, workflow, {**DATADOG, "status": "error"}]
     page = {"data": [{"id": "s", "type": "span", "attributes": span} for span in spans], "meta": {"status": "done"}}
-    (tmp_path / "a.json").write_text(json.dumps(page))
-    assert recognize([tmp_path / "a.json"]) == "datadog"
-    (row,) = imported(tmp_path, tmp_path / "a.json")
+    assert format_of(page) == "datadog"
+    (row,) = imported(tmp_path, page)
     called = ("assistant", "", None, [LEGS])
     assert turns(row["prompt"]) == [*ASKED, called, ("tool", "FOUR", None, [])]
     assert turns(row["completion"]) == [called]
@@ -266,10 +257,10 @@ def test_which_ratings_count():
 
 def test_names_of_ratings_can_have_dots(tmp_path):
     judged = {"feedback_type": "wandb.runnable.Judge", "payload": {"output": {"score": 0.5, "reason": "a"}}}
-    (tmp_path / "a.jsonl").write_text(json.dumps({**OF_WEAVE, "feedback": [judged]}))
+    given = {**OF_WEAVE, "feedback": [judged]}
     with pytest.raises(ValueError, match=r"--reward_fields to one or more of feedback\.runnable\.Judge\.score"):
-        imported(tmp_path, tmp_path / "a.jsonl")
-    (row,) = imported(tmp_path, tmp_path / "a.jsonl", "--reward_fields", "feedback.runnable.Judge.score")
+        imported(tmp_path, given)
+    (row,) = imported(tmp_path, given, "--reward_fields", "feedback.runnable.Judge.score")
     assert row["reward"] == 0.5
 
 
@@ -341,8 +332,7 @@ def test_encrypted_reasoning_is_no_unread_text(tmp_path):
     of_bedrock = [user, {"role": "assistant", "content": parts}, user]
     converse = {"output": {"message": {"role": "assistant", "content": [{"text": "12"}]}}, "stopReason": "end_turn"}
     for asked, said in ((of_openrouter, SAID), (of_bedrock, converse)):
-        (tmp_path / "a.jsonl").write_text(json.dumps({"request": {"messages": asked}, "response": said}))
-        (row,) = imported(tmp_path, tmp_path / "a.jsonl")
+        (row,) = imported(tmp_path, {"request": {"messages": asked}, "response": said})
         assert turns(row["completion"]) == ANSWER
 
 
@@ -355,6 +345,5 @@ def test_thoughts_of_gemini_in_a_request_are_read(tmp_path):
     for added in ([turn], [{"role": "model", "parts": [parts[1], call]}, {"role": "user", "parts": [reply]}]):
         asked = [{"role": "user", "parts": [{"text": "Who?"}]}, *added, {"role": "user", "parts": [{"text": QUESTION}]}]
         said = {"candidates": [{"content": {"role": "model", "parts": [{"text": "12"}]}, "finishReason": "STOP"}]}
-        (tmp_path / "a.jsonl").write_text(json.dumps({"request": {"contents": asked}, "response": said}))
-        (row,) = imported(tmp_path, tmp_path / "a.jsonl")
+        (row,) = imported(tmp_path, {"request": {"contents": asked}, "response": said})
         assert turns(row["completion"]) == ANSWER

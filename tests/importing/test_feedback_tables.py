@@ -39,11 +39,6 @@ def test_a_csv_of_thumbs_becomes_chat_messages(tmp_path, capsys):
     assert "--chat false" in out
 
 
-def test_text_stays_text_if_asked(tmp_path):
-    (row, _) = imported(tmp_path, ROWS, "feedback.csv", "--chat", "false")
-    assert (row["prompt"], row["completion"]) == ("3 + 4?", "7")
-
-
 @pytest.mark.parametrize(
     ("content", "name"),
     [
@@ -211,12 +206,10 @@ def test_cells_can_be_long(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "given", "words"),
     [
-        (ROWS.replace("up", "sideways"), (), r"a\.csv, row 2: thumbs is 'sideways'.*--label_values"),
         (ROWS.replace("up", "--"), (), r"row 2: thumbs is '--'.* needs a space before it: ' --='"),
         (ROWS, ("--label_values", "up=1"), r"row 3: thumbs is 'down', which is not in --label_values"),
         (ROWS, ("--label_values", "up:1"), r"label_values must be pairs such as great=1 poor=-1, not 'up:1'"),
         ("question,query,response,score\na,b,c,1\n", (), "query is in no row, .*--prompt_field question query"),
-        ("question,response,score,rating\na,b,1,1\n", (), "score, rating may all be the reward.*--reward_fields"),
         ("question,response,score\na,b,1\na,b\n", (), r"a\.csv cannot be read as a table: .*columns"),
         # Quotes that start a cell, in a file that does not quote its cells or that escapes quotes with backslashes.
         ('question\tanswer\trating\na\t"b\t1\nc\t"d\t0\ne\tf\t1\n', (), "in line 2, a cell .*write each quote .*JSON"),
@@ -232,7 +225,6 @@ def test_cells_can_be_long(tmp_path, monkeypatch):
         ("", (), r"a\.csv is empty"),
         ("question,question,response\na,b,c\n", (), "two columns named 'question'"),
         ('prompt,response,score\n"[{\'role\': \'user\'}]",b,1\n', (), "its prompt looks like messages.*not valid JSON"),
-        ("a,b\n1,2\n", (), "not recognized: its records have the fields a, b.*--prompt_field.*--completion_field"),
         (ROWS, ("--format", "messages"), "like table .*Use --format table.*With --format messages, .*: it lacks"),
         ("question,response,score\n<|im_start|>user,b,1\n", (), "already applied.*--chat false.*--chat true"),
         *(

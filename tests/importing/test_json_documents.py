@@ -4,10 +4,9 @@ import gzip
 import json
 
 import pytest
+from test_feedback_tables import imported
 
-from topr_trl import load_rows
-from topr_trl.cli import main
-from topr_trl.importing import json_documents
+from topr_trl.data import json_documents
 
 RUN = [{"role": "user", "content": "3 + 4?"}, {"role": "assistant", "content": "7 \N{GRINNING FACE}"}]
 
@@ -22,10 +21,7 @@ def record(n, **more):
 
 
 def read(tmp_path, text, name="a.json", *more):
-    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    out = tmp_path / f"rows-{len(list(tmp_path.iterdir()))}"
-    main.main(["import", "--input", str(tmp_path / name), "--output_dir", str(out), "--reward_fields", "reward", *more])
-    return load_rows(out)
+    return imported(tmp_path, text, name, "--reward_fields", "reward", *more)
 
 
 LAYOUTS = {
@@ -47,12 +43,6 @@ def test_layouts_have_the_same_records(tmp_path, layout, name, monkeypatch):
     rows = read(tmp_path, gzip.compress(text) if name.endswith("gz") else text, name)
     assert rows["reward"][:] == [float(n) for n in range(7)]
     assert [row["completion"][0]["content"] for row in rows] == [f"{n} \N{GRINNING FACE}" for n in range(7)]
-
-
-def test_one_document(tmp_path, capsys):
-    (row,) = read(tmp_path, json.dumps(record(1), indent=2))
-    assert row["completion"][0]["content"] == "1 \N{GRINNING FACE}"
-    assert "Recognized as messages" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("layout", ["array", "lines", "documents", "several arrays"])
@@ -79,16 +69,6 @@ def test_the_field_of_the_messages_is_found_in_each_record(tmp_path):
         read(tmp_path, json.dumps(records), "a.json")
 
 
-def test_a_folder_of_documents(tmp_path):
-    for n in range(3):
-        path = tmp_path / "logs" / str(n) / "a.traj"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(record(n), indent=2))
-    main.main(["import", "--input", str(tmp_path / "logs"), "--output_dir", str(tmp_path / "rows"), "--reward_fields",
-               "reward"])  # fmt: skip
-    assert load_rows(tmp_path / "rows")["reward"][:] == [0.0, 1.0, 2.0]
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -98,9 +78,7 @@ def test_a_folder_of_documents(tmp_path):
         ('[{"a": 1}]\nno JSON', "after 1 complete records"),
         ("[" * 100_000, "nested too deeply"),
         ('[{"a": ' + "1" * 5_000 + "}]", r"after 0 complete records: .*4300 digits"),
-        ("hello\nworld", "none of its first lines is JSON"),
         ("[1, 2]", "its first record is a number"),
-        (json.dumps({"a": 1}), "its records have the fields a.*--prompt_field.*--format to one of"),
         (b'[{"a": "\xff\xff\xff\xff"}]', "UTF-8"),
         ("", "has no record"),
     ],

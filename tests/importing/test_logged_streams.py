@@ -167,20 +167,6 @@ def test_a_stream_without_its_end_has_no_stop_token(name):
     assert row is LeftOut.FAILED or row["finish_reason"] == "failed"
 
 
-def test_what_a_client_had_read_of_a_response():
-    events = [
-        CREATED,
-        item(0, **THOUGHT),
-        item(1, "added", **{**MESSAGE, "content": []}),
-        *({"type": "response.output_text.delta", "output_index": 1, "delta": text} for text in ("I ", "ask.")),
-        item(2, "added", **{**FUNCTION, "arguments": ""}),
-        {"type": "response.function_call_arguments.delta", "output_index": 2, "delta": ARGUMENTS},
-    ]
-    whole = {**COMPLETED, "status": "incomplete"}
-    logged = [{"request": RESPONSE["request"], "response": each} for each in (events, whole)]
-    assert rows_of("openai-responses", logged[0]) == rows_of("openai-responses", logged[1])
-
-
 def test_a_tool_call_that_was_cut_is_left_out(tmp_path, capsys):
     request, events, _ = STREAMS["anthropic"]
     whole, cut = ({"request": request, "response": each, "score": 1} for each in (events, events[:-3]))

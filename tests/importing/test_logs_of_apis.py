@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from reading import LEGS, turns
 from test_openai_chat import imported as imported_as
 
 from topr_trl.importing.dialects import openai_completions, openai_responses
@@ -17,18 +18,8 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "legs", "arguments": '
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "FOUR"}
 
 
-def turns(messages):
-    names = ("role", "content", "reasoning_content")
-    return [
-        (*(turn[name] for name in names), [call["function"] for call in turn["tool_calls"] or ()]) for turn in messages
-    ]
-
-
 def response(*output, **more):
     return {"object": "response", "status": "completed", "output": list(output), **more}
-
-
-LEGS = {"name": "legs", "arguments": '{"animal": "cat"}'}
 
 
 def test_a_response_with_thinking_and_calls():
@@ -58,9 +49,7 @@ def test_a_response_with_thinking_and_calls():
     [
         ({}, None),
         ({"reasoning": {"effort": "high", "summary": "auto"}}, {"reasoning_effort": "high"}),
-        ({"reasoning": {"effort": "none"}}, {"reasoning_effort": "none", "enable_thinking": False}),
         ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning": None}, {"enable_thinking": True}),
-        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}, {"enable_thinking": True}),
     ],
 )
 def test_template_settings_of_a_response(more, options):

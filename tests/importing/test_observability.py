@@ -2,22 +2,17 @@
 
 import csv
 import json
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_evaluations import imported
-from test_logs_of_apis import turns
+from reading import ASKED, LEGS, WRITTEN, imported, turns
+from test_spans import feedback, span, trace
 
-from topr_trl.importing.dialects import openai
 from topr_trl.importing.format import LeftOut, NotOfFormat, Unusable
 from topr_trl.importing.formats import langfuse, langsmith, opentelemetry
 
-WRITTEN = Path(__file__).parent / "written"
-LEGS = {"name": "legs", "arguments": '{"animal": "cat"}'}
-CALLED = [("system", "Calculate.", None, []), ("user", "How many legs have 3 cats?", None, []),
-          ("assistant", "", None, [LEGS]), ("tool", "FOUR", None, [])]  # fmt: skip
+CALLED = [*ASKED, ("assistant", "", None, [LEGS]), ("tool", "FOUR", None, [])]
 
 # Langfuse's server writes the exports, in TypeScript. So these records follow its source code, see `langfuse.FORMAT`.
 OBSERVATION = {
@@ -35,8 +30,7 @@ def answer(text):
 
 def test_observations_of_langfuse(tmp_path):
     span = {**OBSERVATION, "type": "SPAN", "id": "o2"}
-    (tmp_path / "a.json").write_text(json.dumps([OBSERVATION, span], indent=1))
-    (row,) = imported(tmp_path, tmp_path / "a.json", "--reward_fields", "thumbs")
+    (row,) = imported(tmp_path, [OBSERVATION, span], "--reward_fields", "thumbs")
     assert (turns(row["prompt"]), turns(row["completion"])) == ([USER], [answer("12")])
     assert (row["reward"], row["temperature"], json.loads(row["tools"])[0]["function"]["name"]) == (1.0, 0.7, "legs")
 
@@ -48,16 +42,6 @@ def test_observations_of_langfuse(tmp_path):
         ({"messages": [{"role": "user", "content": "How many legs?"}]}, {"choices": [{"message": {"content": "12"}}]}),
         ([{"role": "user", "content": "How many legs?"}], [{"role": "assistant", "content": "12"}]),
         (json.dumps([{"role": "user", "content": "How many legs?"}]), json.dumps({"content": "12"})),
-    ],
-)
-def test_inputs_and_outputs_of_langfuse(given, output):
-    (row,) = langfuse.FORMAT.rows({**OBSERVATION, "input": given, "output": output})
-    assert (turns(row["prompt"]), turns(row["completion"])) == ([USER], [answer("12")])
-
-
-@pytest.mark.parametrize(
-    ("given", "output"),
-    [
         ({"input": "How many legs?"}, {"object": "response", "status": "completed", "output": [
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "12"}]}]}),
         ({"messages": [[{"type": "human", "data": {"content": "How many legs?"}}]]},
@@ -66,7 +50,8 @@ def test_inputs_and_outputs_of_langfuse(given, output):
          [{"role": "assistant", "parts": [{"type": "text", "content": "12"}]}]),
     ],
 )  # fmt: skip
-def test_an_envelope_reads_all_dialects(given, output):
+def test_inputs_and_outputs_of_langfuse(given, output):
+    """An envelope reads all dialects."""
     (row,) = langfuse.FORMAT.rows({**OBSERVATION, "input": given, "output": output})
     assert (turns(row["prompt"]), turns(row["completion"])) == ([USER], [answer("12")])
     assert row["temperature"] == 0.7
@@ -112,16 +97,14 @@ def test_a_trace_of_langfuse(tmp_path):
     ]
     trace = {"id": "t1", "observations": [OBSERVATION, {**OBSERVATION, "type": "SPAN", "id": "s"}, other],
              "scores": [*scores, {"name": "tone", "value": 0.5, "observationId": None}]}  # fmt: skip
-    (tmp_path / "a.json").write_text(json.dumps(trace, indent=1))
-    rows = imported(tmp_path, tmp_path / "a.json", "--reward_fields", "scores.thumbs", "scores.tone")
+    rows = imported(tmp_path, trace, "--reward_fields", "scores.thumbs", "scores.tone")
     assert rows["reward"][:] == [1.5, 0.5]
     assert [row["completion"][0]["content"] for row in rows] == ["12", "7"]
 
 
 def test_a_page_of_langfuses_second_api(tmp_path):
     given = {**OBSERVATION, "input": json.dumps(OBSERVATION["input"]), "output": "12", "providedModelName": "m"}
-    (tmp_path / "a.json").write_text(json.dumps({"data": [given], "meta": {"cursor": "x"}}))
-    (row,) = imported(tmp_path, tmp_path / "a.json", "--reward_fields", "thumbs")
+    (row,) = imported(tmp_path, {"data": [given], "meta": {"cursor": "x"}}, "--reward_fields", "thumbs")
     assert (turns(row["prompt"]), turns(row["completion"]), row["model"]) == ([USER], [answer("12")], "m")
 
 
@@ -157,22 +140,17 @@ def test_tools_of_langchain_in_langfuse():
             langfuse.FORMAT.rows(found)
 
 
-def test_the_finish_reason_of_a_stream_in_langfuse():
-    """Test that the metadata, where Langfuse's wrapper of OpenAI's client writes it, show that an answer was cut."""
-    (row,) = langfuse.FORMAT.rows({**OBSERVATION, "output": "Twel", "metadata": {"finish_reason": "length"}})
-    assert row["finish_reason"] == "length"
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("metadata", {"finish_reason": "length"}),  # of a stream, by Langfuse's wrapper of OpenAI's client
         ("modelParameters", {"finishReason": "length"}),
         ("model_parameters", {"finishReason": "content-filter"}),
         ("metadata", {"attributes": {"gen_ai.response.finish_reasons": '["length"]'}}),
         ("metadata", {"attributes": {"ai.response.finishReason": "length"}}),
     ],
 )
-def test_finish_reasons_of_spans_in_langfuse(name, value):
+def test_finish_reasons_in_langfuse(name, value):
     (row,) = langfuse.FORMAT.rows({**OBSERVATION, "output": "Twel", name: value})
     assert row["finish_reason"] == "length"
 
@@ -186,24 +164,21 @@ def test_the_vercel_ai_sdk_in_langfuse(tmp_path):
     settings = {"system": "openai.chat", "finishReason": "tool-calls"}
     record = {**OBSERVATION, "input": OBSERVATION["input"]["messages"], "output": json.dumps(said),
               "modelParameters": settings, "metadata": metadata}  # fmt: skip
-    (tmp_path / "a.json").write_text(json.dumps([record]))
-    (row,) = imported(tmp_path, tmp_path / "a.json", "--reward_fields", "thumbs")
+    (row,) = imported(tmp_path, record, "--reward_fields", "thumbs")
     assert turns(row["completion"]) == [("assistant", "I look.", None, [LEGS])]
     assert (row["completion"][0]["tool_calls"][0]["id"], row["finish_reason"]) == ("c", "stop")
     for name in ("gen_ai.system_instructions", "ai.prompt.tools"):
         more = {"attributes": {**attributes, name: '[{"text": "You know all about cats."}]'}}
-        (tmp_path / "a.json").write_text(json.dumps([{**record, "metadata": more}]))
         with pytest.raises(ValueError, match=rf"text of metadata\.attributes\.{name} is in no row"):
-            imported(tmp_path, tmp_path / "a.json", "--reward_fields", "thumbs")
+            imported(tmp_path, {**record, "metadata": more}, "--reward_fields", "thumbs")
 
 
 def test_a_score_of_an_agent_in_langfuse_is_not_dropped(tmp_path):
     trace = {"observations": [OBSERVATION, {**OBSERVATION, "type": "AGENT", "id": "a"}],
              "scores": [{"name": "thumbs", "value": 1, "observationId": "a"},
                         {"name": "tone", "value": 1, "observationId": None}]}  # fmt: skip
-    (tmp_path / "a.json").write_text(json.dumps(trace))
     with pytest.raises(ValueError, match=r"has ratings \(thumbs\).*--rewards.*--id_field traceId"):
-        imported(tmp_path, tmp_path / "a.json")
+        imported(tmp_path, trace)
 
 
 def test_calls_and_thinking_of_langchain_in_langfuse():
@@ -242,9 +217,7 @@ def of_phoenix(*scores):
 
 
 def of_mlflow(*scores):
-    attributes = {"mlflow.spanType": "LLM", "mlflow.spanInputs": '"a ="', "mlflow.spanOutputs": '" 7"'}
-    assessments = [{"assessment_name": name, "feedback": {"value": value}} for name, value in scores]
-    return {"info": {"assessments": assessments}, "data": {"spans": [{"span_id": "s", "attributes": attributes}]}}
+    return trace(span(), assessments=[feedback(name, value) for name, value in scores])
 
 
 of_each = pytest.mark.parametrize(
@@ -258,20 +231,19 @@ of_each = pytest.mark.parametrize(
 def test_two_ratings_with_one_name(tmp_path, record, place):
     """Equal ratings are one rating. Different ones are refused if they are the reward."""
     scores = (("thumbs", 1), ("tone", 0.5), ("thumbs", 1), ("tone", 0.75), ("tone", 0.5))
-    (tmp_path / "a.json").write_text(json.dumps([record(*scores)]))
     for_thumbs, for_tone = (("--reward_fields", f"{place}.{name}") for name in ("thumbs", "tone"))
-    assert imported(tmp_path, tmp_path / "a.json", *for_thumbs)["reward"][:] == [1.0]
+    assert imported(tmp_path, record(*scores), *for_thumbs)["reward"][:] == [1.0]
     with pytest.raises(ValueError, match=r"two ratings tone: 0.5 and 0.75. Keep one.*--skip_unusable"):
-        imported(tmp_path, tmp_path / "a.json", *for_tone)
-    (tmp_path / "a.json").write_text(json.dumps([record(*scores), record(("tone", 0.25))]))
-    assert imported(tmp_path, tmp_path / "a.json", *for_tone, "--skip_unusable", "true")["reward"][:] == [0.25]
+        imported(tmp_path, record(*scores), *for_tone)
+    both = [record(*scores), record(("tone", 0.25))]
+    assert imported(tmp_path, both, *for_tone, "--skip_unusable", "true")["reward"][:] == [0.25]
 
 
 @of_each
 def test_unknown_labels_of_several_records_are_listed(tmp_path, record, place):
-    (tmp_path / "a.json").write_text(json.dumps([record(("tone", label)) for label in ("meh", "good", "hm")]))
+    records = [record(("tone", label)) for label in ("meh", "good", "hm")]
     with pytest.raises(ValueError, match=rf"{place}.tone is 'meh'.* Labels without a number in .*: meh, hm\."):
-        imported(tmp_path, tmp_path / "a.json", "--reward_fields", f"{place}.tone")
+        imported(tmp_path, records, "--reward_fields", f"{place}.tone")
 
 
 def test_runs_that_langchain_wrote(tmp_path):
@@ -340,8 +312,7 @@ def test_geminis_client_in_langsmith(tmp_path):
         config = {"system_instruction": system, "temperature": 0.2, "tools": tools, "top_p": None}
         inputs = {"messages": [{"role": "user", "content": "How many legs?"}], "model": "g", "config": config}
         for given in (inputs, json.dumps(inputs)):
-            (tmp_path / "a.jsonl").write_text(json.dumps(run(given, said)))
-            (row,) = imported(tmp_path, tmp_path / "a.jsonl")
+            (row,) = imported(tmp_path, run(given, said))
             assert turns(row["prompt"]) == [("system", "Be brief.", None, []), USER]
             assert (turns(row["completion"]), row["finish_reason"]) == ([answer("12")], "length")
             assert json.loads(row["tools"])[0]["function"] == tools[0]["function_declarations"][0]
@@ -362,10 +333,9 @@ def test_feedback_of_different_kinds_is_not_mixed(tmp_path):
         {"message": {"role": "assistant", "content": "12"}},
     )
     stats = ({"thumb": {"avg": 1.0}}, {"stars": {"avg": 4.0}})
-    runs = [json.dumps(run(asked, {"choices": [said]}, feedback_stats=each)) for each in stats]
-    (tmp_path / "runs.jsonl").write_text("\n".join(runs))
+    runs = [run(asked, {"choices": [said]}, feedback_stats=each) for each in stats]
     with pytest.raises(ValueError, match=r"line 2: .*stats.stars.avg.*stats.thumb.avg.*--reward_fields"):
-        imported(tmp_path, tmp_path / "runs.jsonl")
+        imported(tmp_path, runs)
 
 
 def test_feedback_on_the_root_run_of_langsmith_is_not_dropped():
@@ -378,11 +348,9 @@ def test_feedback_on_the_root_run_of_langsmith_is_not_dropped():
 @pytest.mark.parametrize(
     ("generation", "more"),
     [
-        ({"response_metadata": {"stop_reason": "max_tokens"}}, {}),  # Anthropic
         ({"response_metadata": {"stopReason": "max_tokens"}}, {}),  # Bedrock
         ({"response_metadata": {"finish_reason": "length"}}, {"generation_info": None}),  # OpenAI
         ({"response_metadata": {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}}, {}),
-        ({}, {"generation_info": {"done_reason": "length"}}),  # Ollama
         ({}, {"generation_info": {"finish_reason": "length", "native_finish_reason": "stop"}}),  # OpenRouter
     ],
 )
@@ -435,12 +403,8 @@ def test_results_of_tools_and_blocks_of_a_system_prompt_are_read(tmp_path):
         "stop_reason": "end_turn",
     }
     requests = {"model": "m", "input": [user, call, result]}, {"model": "m", "system": blocks, "messages": [user]}
-    for n, (asked, answered) in enumerate(zip(requests, (response, message), strict=True)):
-        names = {"mlflow.spanType": "LLM", "mlflow.spanInputs": asked, "mlflow.spanOutputs": answered}
-        attributes = {name: json.dumps(value) for name, value in names.items()}
-        trace = {"info": {"trace_id": "t"}, "data": {"spans": [{"span_id": "s", "attributes": attributes}]}}
-        (tmp_path / f"{n}.jsonl").write_text(json.dumps(trace))
-        (row,) = imported(tmp_path, tmp_path / f"{n}.jsonl")
+    for asked, answered in zip(requests, (response, message), strict=True):
+        (row,) = imported(tmp_path, trace(span(given=asked, said=answered)))
         assert row["completion"][0]["content"] == "12"
 
 
@@ -451,18 +415,15 @@ def test_a_part_of_the_prompt_beside_the_messages(tmp_path):
         "options": {"stop": ["<|im_end|>"]}, "web_search_options": {"user_location": {"city": "New York"}}}  # fmt: skip
     said = {"role": "assistant", "content": "12"}
     for n, of_request in enumerate((asked, {**asked, "system": "Calculate."})):
-        names = {"mlflow.spanType": "LLM", "mlflow.spanInputs": of_request, "mlflow.spanOutputs": said}
-        attributes = {name: json.dumps(value) for name, value in names.items()}
-        trace = {"info": {"trace_id": "t"}, "data": {"spans": [{"span_id": "s", "attributes": attributes}]}}
-        for field, record in (("inputs", run(of_request, said)), ("attributes.mlflow.spanInputs", trace)):
-            (tmp_path / f"{field}.jsonl").write_text(json.dumps(record))
+        traced = trace(span(given=of_request, said=said))
+        for field, record in (("inputs", run(of_request, said)), ("attributes.mlflow.spanInputs", traced)):
             if not n:
-                assert len(imported(tmp_path, tmp_path / f"{field}.jsonl")) == 1
+                assert len(imported(tmp_path, record)) == 1
                 continue
             with pytest.raises(ValueError, match=rf"text of {field}.system .* --ignore_fields {field}.system"):
-                imported(tmp_path, tmp_path / f"{field}.jsonl")
+                imported(tmp_path, record)
             ignored = ("--ignore_fields", f"{field}.system")
-            assert len(imported(tmp_path, tmp_path / f"{field}.jsonl", *ignored)) == 1
+            assert len(imported(tmp_path, record, *ignored)) == 1
 
 
 def test_spans_that_opentelemetry_wrote(tmp_path):
@@ -573,8 +534,6 @@ def test_two_answers_in_one_record_are_refused():
         langsmith.FORMAT.rows(run(asked, choices))
     with pytest.raises(NotOfFormat, match="2 choices"):
         langsmith.FORMAT.rows(run(asked, {"messages": [*asked["messages"], message]}))
-    with pytest.raises(NotOfFormat, match="2 choices"):
-        langfuse.FORMAT.rows({**OBSERVATION, "output": choices})
 
 
 def test_no_part_beside_the_result_of_a_tool_is_dropped():
@@ -610,9 +569,3 @@ def test_a_setting_of_an_observation_is_not_hidden_by_an_empty_one_of_the_reques
 def test_an_observation_without_input_is_empty(empty):
     record = {"id": "a", "traceId": "t", "input": empty, "output": {"object": "response", "output": []}}
     assert langfuse.FORMAT.rows(record) == [LeftOut.EMPTY]
-
-
-def test_failed_lines_of_a_batch_are_recognized():
-    failed = {"custom_id": "a", "response": {"status_code": 400, "body": {"error": {"message": "no"}}}, "error": None}
-    assert openai.FORMAT.test(failed)
-    assert openai.FORMAT.rows(failed) == [LeftOut.FAILED]

@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from reading import ASKED, LEGS, QUESTION, turns
 from records import ANTHROPIC, BEDROCK, BEDROCK_LOG, GEMINI, GENERATED, OLLAMA
-from test_logs_of_apis import LEGS, turns
 from test_openai_chat import imported
 
 from topr_trl.importing.content_blocks import messages_of
@@ -13,27 +13,16 @@ from topr_trl.importing.format import LeftOut, NotOfFormat
 from topr_trl.importing.formats import bedrock_log, messages
 from topr_trl.importing.recognition import format_of
 
-QUESTION = "How many legs have 3 cats?"
-ASKED = [("system", "Calculate.", None, []), ("user", QUESTION, None, [])]
 THOUGHT, HIDDEN, SAID, CALL = ANTHROPIC["response"]["content"]
 RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "README"}]}
 TURN = {"role": "assistant", "content": [THOUGHT, HIDDEN, SAID, CALL]}
 ANSWER = [("assistant", "One moment.", "I look it up.", [LEGS])]
-READ = [*ANSWER, ("tool", "README", None, []), ("user", "Now?", None, [])]
 TEXT = {"type": "text", "text": "Now?"}
 
 
 def request(*added, **more):
     asked = ANTHROPIC["request"]
     return {**asked, "messages": [*asked["messages"], *added], **more}
-
-
-def test_a_call_with_thinking_and_tools():
-    after = [TURN, {"role": "user", "content": [RESULT, TEXT]}]
-    (row,) = anthropic.FORMAT.rows({**ANTHROPIC, "request": request(*after)})
-    assert turns(row["prompt"]) == [*ASKED, *READ]
-    assert row["prompt"][3]["tool_call_id"] == row["prompt"][2]["tool_calls"][0]["id"] == "c1"
-    assert turns(row["completion"]) == ANSWER
 
 
 @pytest.mark.parametrize(
@@ -231,8 +220,10 @@ def test_calls_of_converse_that_rows_cannot_hold(request_, body, why):
 def test_logs_of_invocations():
     (row,) = bedrock_log.FORMAT.rows(BEDROCK_LOG)
     assert (turns(row["completion"]), row["model"]) == (OF_BEDROCK, "m")
-    bodies = {"input": {"inputBodyJson": ANTHROPIC["request"]}, "output": {"outputBodyJson": ANTHROPIC["response"]}}
-    (row,) = bedrock_log.FORMAT.rows({"operation": "InvokeModel", "modelId": "of-claude", **bodies})
+    asked = {name: value for name, value in ANTHROPIC["request"].items() if name != "model"}
+    bodies = {"input": {"inputBodyJson": asked}, "output": {"outputBodyJson": ANTHROPIC["response"]}}
+    (record,) = bedrock_log.FORMAT.records({"operation": "InvokeModel", "modelId": "of-claude", **bodies})
+    (row,) = bedrock_log.FORMAT.rows(record)
     assert (turns(row["completion"]), row["model"]) == (ANSWER, "of-claude")
     assert bedrock_log.FORMAT.rows({**bodies, "output": {}, "errorCode": "Throttling"}) == [LeftOut.FAILED]
     with pytest.raises(NotOfFormat, match=r"s3://a: write .* output\.outputBodyJson"):
@@ -246,7 +237,7 @@ def test_a_chat_of_ollama():
     result = {"role": "tool", "tool_name": "legs", "content": "README"}
     asked = {**OLLAMA["request"], "messages": [*OLLAMA["request"]["messages"], OLLAMA["response"]["message"], result]}
     (row,) = ollama.FORMAT.rows({**OLLAMA, "request": asked})
-    assert turns(row["prompt"]) == [*ASKED, *READ[:2]]
+    assert turns(row["prompt"]) == [*ASKED, *ANSWER, ("tool", "README", None, [])]
     assert row["prompt"][3]["name"] == "legs"
     assert turns(row["completion"]) == ANSWER
     assert [row[name] for name in ("finish_reason", "model", "temperature", "top_p")] == ["stop", "m", 0.7, 0.9]

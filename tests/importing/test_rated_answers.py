@@ -2,21 +2,15 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
+from reading import ASKED, QUESTION, WRITTEN, imported, turns
 from records import ARGILLA, LABEL_STUDIO, OAIEVAL, OPENAI_EVALS, PROMPTFOO
-from test_evaluations import imported
-from test_logs_of_apis import turns
 
 from topr_trl.importing import FORMATS
 from topr_trl.importing.format import LeftOut, NotOfFormat, Unusable
 from topr_trl.importing.formats import label_studio, oaieval, openai_evals, promptfoo
 from topr_trl.importing.recognition import format_of
-
-WRITTEN = Path(__file__).parent / "written"
-QUESTION = "How many legs have 3 cats?"
-ASKED = [("system", "Calculate.", None, []), ("user", QUESTION, None, [])]
 
 
 def learned(rows):
@@ -32,8 +26,7 @@ def test_results_that_promptfoo_wrote(tmp_path, capsys):
     assert "2 requests or runs failed" in printed
     assert re.search("2 [^.]* grade", printed)
     lines = json.loads((WRITTEN / "promptfoo-0.121.20.json").read_text())["results"]["results"]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    rows = imported(tmp_path, tmp_path / "a.jsonl", "--reward_fields", "success")
+    rows = imported(tmp_path, lines, "--reward_fields", "success")
     assert (learned(rows), rows["reward"][:]) == (["12", "17 legs"], [1.0, -1.0])
 
 
@@ -125,8 +118,7 @@ def test_questions_without_an_answer_or_with_another_kind_of_answer(tmp_path):
     marks = [{"label": "a", "start": 0, "end": 1}, {"label": "b", "start": 1, "end": 2}]
     rated = {**rated, "spans.responses": [marks], "spans.responses.status": ["submitted"]}
     other |= dict.fromkeys(("rating.responses", "rating.responses.status"))
-    (tmp_path / "a.json").write_text(json.dumps([rated, other]))
-    rows = imported(tmp_path, tmp_path / "a.json", "--reward_fields", "ratings.rating", "--skip_unrewarded")
+    rows = imported(tmp_path, [rated, other], "--reward_fields", "ratings.rating", "--skip_unrewarded")
     assert (learned(rows), rows["reward"][:]) == (["12"], [5.0])
 
 
@@ -139,9 +131,8 @@ def test_a_ranking_that_argilla_wrote(tmp_path):
 
 def test_annotators_that_disagree(tmp_path):
     values = [{"value": value, "user_id": str(value)} for value in (5, 4)]
-    (tmp_path / "a.json").write_text(json.dumps([{**ARGILLA, "responses": {"rating": values}}]))
     with pytest.raises(ValueError, match=r"two ratings rating: 5 and 4. Keep one.*--skip_unusable"):
-        imported(tmp_path, tmp_path / "a.json")
+        imported(tmp_path, [{**ARGILLA, "responses": {"rating": values}}])
 
 
 def task(*results, **data):
@@ -170,8 +161,7 @@ def test_annotations_of_label_studio(tmp_path, record, rewards):
     assert format_of(record) == "label-studio"
     skipped = {**record["annotations"][0], "was_cancelled": True, "result": []}
     record = {**record, "annotations": [skipped, *record["annotations"]]}
-    (tmp_path / "a.json").write_text(json.dumps([record]))
-    rows = imported(tmp_path, tmp_path / "a.json")
+    rows = imported(tmp_path, [record])
     assert dict(zip(learned(rows), rows["reward"], strict=True)) == rewards
 
 
@@ -191,16 +181,13 @@ def test_rankings_of_label_studio_that_are_not_clear(record, why):
 def test_a_record_without_a_rating_is_counted(tmp_path, capsys, name):
     rated = ARGILLA if name == "argilla" else LABEL_STUDIO
     unrated = {**rated, "responses": {}} if name == "argilla" else {**rated, "annotations": []}
-    (tmp_path / "a.json").write_text(json.dumps([rated, unrated]))
-    assert len(imported(tmp_path, tmp_path / "a.json", "--skip_unrewarded", "true")) == 1
+    assert len(imported(tmp_path, [rated, unrated], "--skip_unrewarded", "true")) == 1
     assert "1 record has no reward" in capsys.readouterr().out
     assert FORMATS[name].chat
 
 
 def test_an_answer_that_is_not_rated_can_be_left_out(tmp_path):
-    (tmp_path / "a.json").write_text(
-        json.dumps([{**ARGILLA, "fields": {**ARGILLA["fields"], "prediction": "Not 12."}}])
-    )
+    given = [{**ARGILLA, "fields": {**ARGILLA["fields"], "prediction": "Not 12."}}]
     with pytest.raises(ValueError, match=r"prediction is in no row.*--ignore_fields prediction"):
-        imported(tmp_path, tmp_path / "a.json")
-    assert len(imported(tmp_path, tmp_path / "a.json", "--ignore_fields", "prediction")) == 1
+        imported(tmp_path, given)
+    assert len(imported(tmp_path, given, "--ignore_fields", "prediction")) == 1

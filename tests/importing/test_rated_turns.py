@@ -3,15 +3,14 @@
 import json
 
 import pytest
+from reading import imported, learned
 from records import EXAMPLES
-from test_agents import learned
 from test_chat_apps import of_librechat, of_webui
-from test_evaluations import imported
 from test_spans import feedback, span, trace
 
 from topr_trl.importing.format import Unusable
 from topr_trl.importing.formats import atif
-from topr_trl.importing.rated_turns import join_answers, returns
+from topr_trl.importing.rated_turns import join_answers
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_to_rows import RecordReader
 from topr_trl.importing.row_table import COLUMNS, to_table
@@ -108,7 +107,7 @@ def read(tmp_path):
         path.write_text(json.dumps(given if isinstance(given, list) else [given]))
         reader = RecordReader(ReadingArguments(**{"skip_unrewarded": True, **settings}), path)
         part = reader.read(reader.records_of(path))
-        table = to_table(part.rows, part.places, [*COLUMNS], conversational=True)
+        table = to_table(part.rows, [*COLUMNS], conversational=True)
         assert {name for name in COLUMNS if table[name].null_count < len(table)} <= {*reader.columns}
         return [row for row in table.to_pylist() if texts(row) != ["Q1", "A1"]]
 
@@ -159,14 +158,6 @@ def test_a_discount_makes_returns(read, source):
     problem = row["problem_id"]
     (row,) = read(SOURCES[source]([1, None, -1]), turn_discount=1)
     assert row["problem_id"] == problem
-
-
-def test_returns_are_sums_of_discounted_rewards():
-    rewards = [0.0, 0.5, 0.0, -1.0, 2.0]
-    expected = [sum(0.9 ** (n - start) * rewards[n] for n in range(start, 5)) for start in range(5)]
-    found = returns([each or None for each in rewards] + [None], 0.9)
-    assert (found[:5], found[5]) == (pytest.approx(expected), None)
-    assert returns([None, None], 0.9) == [None, None]
 
 
 def test_branches_of_a_chat(read):
@@ -279,10 +270,7 @@ def test_the_summary_counts_units(tmp_path, capsys):
     ("settings", "words"),
     [
         ({"turn_discount": 0.0}, "turn_discount must be above 0 and at most 1, not 0.0"),
-        ({"turn_discount": 1.5}, "turn_discount must be above 0 and at most 1, not 1.5"),
-        ({"turn_discount": 0.9, "completion": "last_turn"}, "turn_discount and completion='last_turn'.*Remove"),
         ({"turn_discount": 0.9, "rollout_field": "run"}, "turn_discount and rollout_field.*Remove"),
-        ({"turn_discount": 0.9, "format": "table"}, "format table has no rewards of single turns.*open-webui"),
     ],
 )
 def test_a_discount_that_fits_no_rewards(settings, words):
@@ -292,9 +280,6 @@ def test_a_discount_that_fits_no_rewards(settings, words):
 
 def test_a_discount_needs_rewards_of_turns(tmp_path):
     path = tmp_path / "a.json"
-    path.write_text(json.dumps([{**of_messages([None, None]), "reward": 1}]))
-    with pytest.raises(ValueError, match=r"whole completion.*--turn_discount"):
-        imported(tmp_path, path, "--turn_discount", "0.9")
     path.write_text(json.dumps([of_messages([None, None])]))
     with pytest.raises(ValueError, match=r"turn_discount: the first records .* no rewards.*Remove turn_discount"):
         RecordReader(ReadingArguments(turn_discount=0.9), path)

@@ -215,12 +215,6 @@ def test_choices_have_their_own_rewards(tmp_path, log):
     assert (row["completion_ids"], row["reward"]) == ([11], 0.5)
 
 
-def test_an_answer_that_was_cut_has_no_stop_token(tmp_path, log):
-    (name,) = log.add([HI], ({"content": "ye"}, [10]), prompt=[1], state=State.CUT)
-    log.reward(name, -1)
-    assert imported(tmp_path)["finish_reason"][:] == ["length"]
-
-
 def test_a_call_that_failed_gives_no_row(tmp_path, log):
     (failed,) = log.store.begin("chat/completions", {"model": "m", "messages": [HI]}, None, 1).rollouts
     (name,) = log.add([HI], ({"content": "yes"}, None))
@@ -337,7 +331,8 @@ def test_a_page_of_a_recording_names_answers_that_cannot_be_rows(tmp_path, log):
     assert contents.read_rows[0].read()["rollout_id"].to_pylist() == ["plain"]
     assert "1 rollout cannot be shown" in contents.notes[0]
     assert "with an image" in contents.notes[0]
-    page = write_page(tmp_path / "log", tmp_path / "log" / "report.html").path
+    page = tmp_path / "log" / "report.html"
+    write_page(tmp_path / "log", page)
     assert page.stat().st_mode & 0o777 == 0o600  # as the recording
 
 

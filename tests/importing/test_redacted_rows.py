@@ -4,8 +4,8 @@ import json
 import time
 
 import pytest
+from reading import imported
 from records import CHAT, NEMO
-from test_evaluations import imported
 
 from topr_trl.importing.format import Unusable
 from topr_trl.importing.redacted_rows import redact_row
@@ -28,8 +28,8 @@ BLANK = "[redacted]"
 )  # fmt: skip
 def test_names_of_patterns(name, texts, others):
     redactor = Redactor([name])
-    assert [redactor(f"is {text}, or") for text in texts] == [(f"is {BLANK}, or", True)] * len(texts)
-    assert [redactor(f"is {text}, or") for text in others] == [(f"is {text}, or", False) for text in others]
+    assert [redactor(f"is {text}, or") for text in texts] == [f"is {BLANK}, or"] * len(texts)
+    assert [redactor(f"is {text}, or") for text in others] == [f"is {text}, or" for text in others]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,3 @@ def test_rows_that_cannot_be_redacted(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps(NEMO))
     with pytest.raises(ValueError, match=r"token ids mark context.*--skip_unusable"):
         imported(tmp_path, tmp_path / "a.jsonl", "--redact", "42")
-    with pytest.raises(ValueError, match=r"redact: '\(' is not a regular expression"):
-        imported(tmp_path, tmp_path / "a.jsonl", "--redact", "(")
-    with pytest.raises(ValueError, match=r"email.* Did you mean emails"):
-        Redactor(["email"])

@@ -24,7 +24,7 @@ def test_each_entry_has_an_example():
 def test_a_file_is_refused_with_its_name_and_advice(tmp_path, name):
     (tmp_path / "log.jsonl").write_text(json.dumps(RECORDS[name]))
     with pytest.raises(ValueError, match=rf"log\.jsonl: it looks like .*{name}.*\. .*(Write|--\w+_field|--messages)"):
-        recognize([tmp_path / "log.jsonl"])
+        recognize(tmp_path / "log.jsonl")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

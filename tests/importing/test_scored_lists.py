@@ -3,9 +3,7 @@
 import json
 
 import pytest
-
-from topr_trl import load_rows
-from topr_trl.cli import main
+import reading
 
 ANSWERS = [
     {"response": text, "custom_system_prompt": system, "overall_score": score, "fine-grained_score": score / 2}
@@ -15,11 +13,9 @@ ANSWERS = [
 
 def imported(tmp_path, record, *given):
     (tmp_path / "lists.jsonl").write_text(json.dumps(record))
-    main.main(["import", "--input", str(tmp_path / "lists.jsonl"), "--output_dir", str(tmp_path / "rows"), *given])
-    return [
-        ([turn["content"] for turn in row["prompt"]], row["completion"][0]["content"], row["reward"])
-        for row in load_rows(tmp_path / "rows")
-    ]
+    rows = reading.imported(tmp_path, tmp_path / "lists.jsonl", *given)
+    return [([turn["content"] for turn in row["prompt"]], row["completion"][0]["content"], row["reward"])
+            for row in rows]  # fmt: skip
 
 
 def test_each_completion_has_its_own_score_and_system_prompt(tmp_path):

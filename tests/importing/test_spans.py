@@ -1,19 +1,14 @@
 """Test the import of spans of OpenInference, OpenLLMetry and the Vercel AI SDK, and of traces of MLflow."""
 
 import json
-from pathlib import Path
 
 import pytest
-from test_evaluations import imported
-from test_logs_of_apis import LEGS, turns
+from reading import ASKED, LEGS, WRITTEN, imported, learned, turns
 
-from topr_trl.data.tokenization import tokenize_row
 from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.formats import langfuse, langsmith, mlflow, opentelemetry
 from topr_trl.importing.span_attributes import nested
 
-WRITTEN = Path(__file__).parent / "written"
-ASKED = [("system", "Calculate.", None, []), ("user", "How many legs have 3 cats?", None, [])]
 TOOL = {"name": "legs", "parameters": {"type": "object", "properties": {"animal": {"type": "string"}}}}
 OPENINFERENCE = {
     "openinference.span.kind": "LLM", "llm.input_messages.0.message.role": "user",
@@ -41,8 +36,8 @@ def test_spans_that_other_systems_wrote(tmp_path, name, count, tool_tokenizer):
     (asked, result) = second["prompt"][2:]
     assert (asked["tool_calls"][0]["function"], result["content"]) == (LEGS, "FOUR")
     assert asked["tool_calls"][0]["id"] == result["tool_call_id"] == "c1"
-    learned = [tool_tokenizer.decode(tokenize_row(row, tool_tokenizer).completion_ids) for row in rows][1:]
-    assert learned == [f"{answer}{tool_tokenizer.eos_token}" for answer in ("12", "7")][: count - 1]
+    texts = [learned(row, tool_tokenizer) for row in rows][1:]
+    assert texts == [[f"{answer}{tool_tokenizer.eos_token}"] for answer in ("12", "7")][: count - 1]
     assert [json.loads(row["tools"])[0]["function"] for row in rows] == [TOOL] * count
     assert (set(rows["model"]), set(rows["temperature"]), set(rows["finish_reason"])) == ({"m"}, {0.7}, {"stop"})
 
@@ -53,11 +48,11 @@ def test_annotations_of_phoenix_are_rewards(tmp_path):
     spans = [json.loads(line) for line in (WRITTEN / "phoenix-client-3.5.0.jsonl").read_text().splitlines()]
     for span in spans:
         span["annotations"].append({"name": "tone", "result": {"score": None, "label": "good"}})
-    (tmp_path / "a.json").write_text(json.dumps({"traceId": "t", "spans": spans}))
+    given = {"traceId": "t", "spans": spans}
     with pytest.raises(ValueError, match=r"evaluations.thumbs, evaluations.tone may all be .*--reward_fields"):
-        imported(tmp_path, tmp_path / "a.json")
+        imported(tmp_path, given)
     fields = ("evaluations.thumbs", "evaluations.tone")
-    assert imported(tmp_path, tmp_path / "a.json", "--reward_fields", *fields)["reward"][:] == [2.0, 2.0, 1.0]
+    assert imported(tmp_path, given, "--reward_fields", *fields)["reward"][:] == [2.0, 2.0, 1.0]
 
 
 def test_a_rating_of_another_span_is_not_dropped():
@@ -268,8 +263,8 @@ def test_traces_that_mlflow_wrote(tmp_path, tool_tokenizer):
     rows = imported(tmp_path, WRITTEN / "mlflow-3.17.2.jsonl")
     called = [("assistant", None, None, [LEGS]), ("tool", "FOUR", None, [])]
     assert [turns(row["prompt"]) for row in rows] == [[*ASKED, *called]] * 2
-    learned = [tool_tokenizer.decode(tokenize_row(row, tool_tokenizer).completion_ids) for row in rows]
-    assert learned == [f"{answer}{tool_tokenizer.eos_token}" for answer in ("12", "7")]
+    texts = [learned(row, tool_tokenizer) for row in rows]
+    assert texts == [[f"{answer}{tool_tokenizer.eos_token}"] for answer in ("12", "7")]
     assert (rows["reward"][:], rows["model"][:], rows["temperature"][:]) == ([1.0, -1.0], ["m"] * 2, [0.7] * 2)
     assert json.loads(rows[0]["tools"])[0]["function"]["name"] == "legs"
 

@@ -241,7 +241,11 @@ def test_instructions_of_a_request_that_are_not_read(read):
 # Context.
 
 
-@pytest.mark.parametrize("flag", [{"weight": 0}, {"is_demo": True}, {"loss": False}, {"train": False}])
+@pytest.mark.parametrize(
+    "flag",
+    [{"weight": 0}, {"loss": False}, {"is_demo": True}, {"isDemo": True}, {"no_loss": True},
+     {"metadata": {"is_demo": 1}}, {"type": "demo"}, {"tags": ["few_shot"]}],
+)  # fmt: skip
 def test_marked_turns_are_context(read, flag):
     record = {"messages": [USER, {**EARLIER, **flag}, AGAIN, {"role": "assistant", "content": "12"}]}
     assert read(record)[1] == [("Legs of a cat? | EARLIER 4 | And of three?", "12")]
@@ -270,22 +274,15 @@ def test_unknown_roles_of_messages_stop_the_import(read, role, place):
 
 
 def test_known_roles_of_messages(read):
-    roles = ("developer", "human", "function", "tool", "observation", "bot")
+    roles = ("developer", "human", "User", "function", "tool", "observation", "bot", "AI")
     _, rows = read({"messages": [{"role": role, "content": role} for role in roles]})
-    assert rows == [("developer | human | function | tool | observation", "bot")]
+    assert rows == [("developer | human | User | function | tool | observation", "bot | AI")]
 
 
 # Rewards of one message.
 
 CHAT = [{"id": "u1", **USER}, {"id": "a1", **EARLIER}, {"id": "u2", **AGAIN},
         {"id": "a2", "role": "assistant", "content": "LATER 12"}]  # fmt: skip
-
-
-@pytest.mark.parametrize("where", [{"meta": {"message_id": "a1"}}, {"messageId": "a1"}, {"meta": {"message_index": 1}}])
-def test_a_reward_belongs_to_the_message_that_the_record_names(read, where):
-    part, rows = read({"messages": CHAT, "rating": 1, **where}, reward_fields=["rating"])
-    assert rows == [("Legs of a cat?", "EARLIER 4")]
-    assert part.rows[0]["reward"] == 1
 
 
 @pytest.mark.parametrize("where", [{"message_id": "a9"}, {"message_index": 9}, {"message_id": "u1"},
@@ -300,9 +297,6 @@ def test_rated_answers_are_a_row_with_a_reward_for_each(read):
     part, rows = read({"messages": rated})
     assert rows == [("Legs of a cat?", "EARLIER 4 | And of three? | LATER 12")]
     assert (part.rows[0]["turn_rewards"], part.noted) == ([1, -1], {})
-    part, rows = read({"messages": rated}, completion="last_turn")
-    assert rows == [("Legs of a cat?", "EARLIER 4"), ("Legs of a cat? | EARLIER 4 | And of three?", "LATER 12")]
-    assert [row["reward"] for row in part.rows] == [1, -1]
     turns = [{"from": "human", "value": "Legs?"}, {"from": "gpt", "value": "4", "score": 0.5}]
     part, rows = read({"conversations": turns})
     assert (rows, part.rows[0]["reward"]) == ([("Legs?", "4")], 0.5)
@@ -416,8 +410,11 @@ def test_nan_is_a_missing_value(read):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [({"finish_reason": "length"}, "length"), ({"stopReason": "max_tokens"}, "length"), ({"truncated": True}, "length"),
-     ({"is_truncated": "true"}, "length"), ({"finish_reason": "stop"}, "stop"), ({"truncated": False}, None),
-     ({}, None)],
+     ({"is_truncated": "true"}, "length"), ({"stop_type": "limit"}, "length"), ({"done_reason": "length"}, "length"),
+     ({"meta_info": {"finish_reason": {"type": "length"}}}, "length"),
+     ({"response_metadata": {"stopReason": "max_tokens"}}, "length"),
+     ({"finish_reason": "stop", "steps": [{"finish_reason": "length"}]}, "stop"), ({"truncated": False}, None),
+     ({"completed": False}, None), ({"judge": {"finish_reason": "length"}}, None), ({}, None)],
 )  # fmt: skip
 def test_tables_and_messages_say_how_an_answer_ended(read, given, expected):
     for record in ({"prompt": "Legs?", "completion": "8"}, {"messages": HISTORY[:2]}):
@@ -493,9 +490,7 @@ def test_clear_files_are_read(read, record):
 def test_a_history_is_joined_with_the_question(read):
     for history in (HISTORY[:2], TURNS[:2], [["Legs of a cat?", "EARLIER 4"]]):
         record = {"question": "And of three?", "chat_history": history, "answer": "NEW 12", "score": 1}
-        with pytest.raises(
-            ValueError, match=r"--prompt_field chat_history question|--prompt_field question chat_history"
-        ):
+        with pytest.raises(ValueError, match="--prompt_field chat_history question"):
             read(record)
         _, [(prompt, completion)] = read(record, prompt_field=["chat_history", "question"], completion_field="answer")
         assert prompt.endswith("EARLIER 4 | And of three?")
@@ -511,6 +506,8 @@ def test_options_are_joined_as_lines(read):
     ("beside", "fields"),
     [
         ({"feedback": [{"message_id": "a1", "score": 1}]}, ["feedback.0.score"]),
+        ({"rating": 1, "meta": {"message_id": "a1"}}, ["rating"]),
+        ({"rating": 1, "messageId": "a1"}, ["rating"]),
         ({"rating": 1, "target": "a1"}, ["rating"]),
         ({"rating": 1, "rated_message_uuid": "a1"}, ["rating"]),
         ({"rating": 1, "message_index": "1"}, ["rating"]),
@@ -518,9 +515,11 @@ def test_options_are_joined_as_lines(read):
         ({}, ["messages.1.extra.score"]),
     ],
 )  # fmt: skip
-def test_other_ways_to_name_the_rated_message(read, beside, fields):
+def test_a_reward_belongs_to_the_message_that_a_field_names(read, beside, fields):
     chat = [CHAT[0], {**CHAT[1], "extra": {"score": 1}}, *CHAT[2:]]
-    assert read({"messages": chat, **beside}, reward_fields=fields)[1] == [("Legs of a cat?", "EARLIER 4")]
+    part, rows = read({"messages": chat, **beside}, reward_fields=fields)
+    assert rows == [("Legs of a cat?", "EARLIER 4")]
+    assert part.rows[0]["reward"] == 1
 
 
 def test_a_turn_that_a_field_may_name_is_asked_about(read):
@@ -535,7 +534,6 @@ def test_a_turn_that_a_field_may_name_is_asked_about(read):
     [
         {"messages": [USER, {**EARLIER, "score": 0.9, "feedback": "down"}]},
         {"messages": [USER, {**EARLIER, "score": 0.9}], "rating": -1},
-        {"prompt": "Legs?", "completion": "4", "score": 1, "rating": 0},
         {"prompt": "Legs?", "completion": "4", "score": {"right": 1}},
     ],
 )
@@ -548,25 +546,6 @@ def test_empty_ratings_and_ratings_of_questions_are_none(read):
     chat = [{**CHAT[0], "liked": False, "rating": ""}, {**CHAT[1], "rating": ""}]
     assert len(read({"messages": [{**CHAT[0], "liked": False}, {**CHAT[1], "liked": True}]})[1]) == 1
     assert read({"messages": [{**chat[0], "liked": None}, chat[1]]})[0].noted == {}
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{"details": {"finish_reason": "length"}}, {"meta_info": {"finish_reason": {"type": "length"}}},
-     {"response_metadata": {"stopReason": "max_tokens"}}, {"stop_type": "limit"}, {"done_reason": "length"}],
-)  # fmt: skip
-def test_finish_reasons_inside(read, given):
-    assert read({"prompt": "Legs?", "completion": "8", **given, "reward": 1})[0].rows[0]["finish_reason"] == "length"
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [({"completed": 1_712_345_678}, None), ({"completed": False}, None), ({"judge": {"finish_reason": "length"}}, None),
-     ({"finish_reason": "stop", "steps": [{"finish_reason": "length"}]}, "stop")],
-)  # fmt: skip
-def test_other_fields_are_no_finish_reasons(read, given, reason):
-    record = {"prompt": "Legs?", "completion": "8", **given, "reward": 1}
-    assert read(record)[0].rows[0]["finish_reason"] == reason
 
 
 def test_the_arguments_of_a_tool_are_no_finish_reason(read):
@@ -585,14 +564,6 @@ def test_error_messages_are_no_completions(read, given):
 
 
 @pytest.mark.parametrize(
-    "flag", [{"loss_mask": 0}, {"no_loss": True}, {"few_shot": True}, {"metadata": {"is_demo": 1}}]
-)
-def test_other_marks_of_context(read, flag):
-    record = {"messages": [USER, {**EARLIER, **flag}, AGAIN, {"role": "assistant", "content": "12"}]}
-    assert read(record)[1] == [("Legs of a cat? | EARLIER 4 | And of three?", "12")]
-
-
-@pytest.mark.parametrize(
     "field", [{"example": 1}, {"no": 1}, {"no_tools": True}, {"example_id": 1}, {"training_step": 0}, {"few": True}]
 )
 def test_other_fields_of_a_message_do_not_mark_it(read, field):
@@ -602,13 +573,6 @@ def test_other_fields_of_a_message_do_not_mark_it(read, field):
 
 def test_failed_can_be_a_grade(read):
     assert len(read({"prompt": "Legs?", "completion": "5", "status": "failed", "reward": 0})[1]) == 1
-
-
-def test_names_of_roles(read):
-    for user, own in (("human", "ai"), ("User", "Assistant"), ("user", "bot")):
-        assert read({"messages": [{**USER, "role": user}, {**EARLIER, "role": own}]})[1] == [
-            ("Legs of a cat?", "EARLIER 4")
-        ]
 
 
 @pytest.mark.parametrize(
@@ -684,20 +648,11 @@ def test_advice_keeps_tools_and_the_order_of_turns(read):
     record = {"messages": HISTORY, "tools": tools, "answer": "12", "score": 1}
     part, _ = read(record, prompt_field=["messages"], completion_field="answer")
     assert "Count legs." in part.rows[0]["tools"]
-    history = {"question": "And three?", "history": [["Legs?", "EARLIER"]], "response": "12", "score": 1}
-    with pytest.raises(ValueError, match="--prompt_field history question"):
-        read(history)
     turns = {"conversations": TURNS, "reply": "NEW 8", "reward": 1}
     with pytest.raises(ValueError, match="--prompt_field conversations --completion_field reply"):
         read(turns)
     _, [(prompt, completion)] = read(turns, prompt_field=["conversations"], completion_field="reply")
     assert (prompt, completion) == ("Legs? | EARLIER 4 | Two?", "NEW 8")
-
-
-@pytest.mark.parametrize("flag", [{"type": "demo"}, {"tags": ["few_shot"]}, {"isDemo": True}])
-def test_marks_as_words(read, flag):
-    record = {"messages": [USER, {**EARLIER, **flag}, AGAIN, {"role": "assistant", "content": "12"}]}
-    assert read(record)[1] == [("Legs of a cat? | EARLIER 4 | And of three?", "12")]
 
 
 def test_a_column_name_with_braces(read):

@@ -17,22 +17,17 @@ import psutil
 import pytest
 import yaml
 
-from tests.loops import stage_of
+from tests.loops import loop, stage_of
 from topr_trl.cli.parsing import parse
 from topr_trl.pipeline import child_processes as processes
 from topr_trl.pipeline import launch, manifest, parent_process, steps
 from topr_trl.pipeline.child_processes import Program
 from topr_trl.pipeline.launch import check_launch, devices, programs_of, worker_devices
-from topr_trl.pipeline.settings import IterateArguments
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.trainer_of_rows import TrainArguments
 
 pytestmark = pytest.mark.xdist_group("server")  # so that only one process of the tests starts the server of stages
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
-
-
-def loop(tmp_path, **more):
-    return IterateArguments(output_dir=str(tmp_path), **{"use_cpu": True, "bf16": False, **more})
 
 
 @pytest.mark.parametrize(
@@ -303,11 +298,6 @@ def test_two_sides_of_a_loop_never_poll_at_once(monkeypatch):
     assert set(most) == {1}
 
 
-def test_a_stage_handles_ctrl_c(tmp_path):
-    code = "import signal\nassert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
-    run(python(code), log=tmp_path / "log")
-
-
 def test_a_process_that_does_not_end_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_GRACE", 0.5)
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(9)"
@@ -354,17 +344,6 @@ def test_a_stage_on_windows_does_not_signal_its_loop(monkeypatch):
     monkeypatch.setattr(parent_process.sys, "platform", "win32")
     parent_process.end_with_the_loop()
     assert sent == []
-
-
-@pytest.mark.slow
-def test_children_of_a_process_end_with_it(tmp_path):
-    """`accelerate launch` with one process starts a child and does not pass SIGTERM on."""
-    program = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
-    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}])"
-    process = processes.start(python(launcher), log := tmp_path / "log")
-    child = psutil.Process(int(wait_for(log)))
-    processes.end([process])
-    child.wait(10)
 
 
 # The server.

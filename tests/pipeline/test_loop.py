@@ -16,7 +16,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from tests.loops import stage_of, start_topr, steps_of
+from tests.loops import loop, stage_of, start_topr, steps_of
 from topr_trl import load_rows
 from topr_trl.cli.main import main
 from topr_trl.cli.parsing import parse
@@ -24,7 +24,6 @@ from topr_trl.pipeline import manifest, steps
 from topr_trl.pipeline.launch import write_settings
 from topr_trl.pipeline.lineage import weights_of
 from topr_trl.pipeline.loop import check, sides_of
-from topr_trl.pipeline.settings import IterateArguments
 from topr_trl.pipeline.steps import Step
 from topr_trl.pipeline.trainer_of_rows import TrainArguments
 
@@ -54,10 +53,6 @@ def finish(out, **more):
     process = start(out, **more)
     process.join()
     assert process.exitcode == 0, log_of(out)
-
-
-def loop(tmp_path, **more):
-    return IterateArguments(output_dir=str(tmp_path), **{"use_cpu": True, "bf16": False, **more})
 
 
 def test_steps(tmp_path):

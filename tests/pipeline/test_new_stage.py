@@ -47,7 +47,7 @@ class Count(Stage[CountArguments]):
         return {**rows_read(self.args.source, self.folder), "factor": self.args.factor}
 
     def make(self):
-        def counted(k, table):
+        def counted(part, table):
             return set_column(table, "characters", pc.multiply(pc.utf8_length(table["completion"]), self.args.factor))
 
         self.add_columns(counted, "Counting")
@@ -99,11 +99,11 @@ def test_it_continues_after_a_kill(rows, tmp_path, monkeypatch, suffix):
     real, made = Count.add_columns, []
 
     def killed(self, columns, description):
-        def some(k, table):
-            made.append(k)
-            if made == [0, 1]:
+        def some(part, table):
+            made.append(part.first)
+            if made == [0, 4]:
                 raise KeyboardInterrupt
-            return columns(k, table)
+            return columns(part, table)
 
         real(self, some, description)
 
@@ -112,11 +112,11 @@ def test_it_continues_after_a_kill(rows, tmp_path, monkeypatch, suffix):
         stage.run()
     assert not stage.is_finished()
     assert stage.run()["rows"] == 8
-    assert made == [0, 1, 1]  # the first shard was kept
+    assert made == [0, 4, 4]  # the first shard was kept
     assert load_rows(out)["characters"][:] == [len(row["completion"]) for row in ROWS]
     assert stage.is_finished()
     assert stage.run()["rows"] == 8
-    assert made == [0, 1, 1]
+    assert made == [0, 4, 4]
 
 
 @pytest.mark.parametrize("name", ["problem_id", "prompt"])
@@ -126,8 +126,8 @@ def test_rows_of_a_problem_stay_in_one_part(tmp_path, monkeypatch, name):
     rows = [{"prompt": "1 + 1 =", "completion": "2", name: f"{n // 3}"} for n in range(9)]
     file = tmp_path / "rows.parquet"
     Dataset.from_list(rows).to_parquet(file)
-    assert [part for _, part in parts_of(file, tmp_path / "out")] == [slice(0, 6), slice(6, 9)]
-    assert [part for _, part in parts_of(file, file)] == [slice(0, 9)]
+    assert [part.rows for part in parts_of(file, tmp_path / "out")] == [slice(0, 6), slice(6, 9)]
+    assert [part.rows for part in parts_of(file, file)] == [slice(0, 9)]
 
 
 def test_the_loop_runs_it_between_the_others(rows, tmp_path):

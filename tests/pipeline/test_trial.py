@@ -13,24 +13,18 @@ from tests.loops import stage_of
 from topr_trl import load_rows, save_rows
 from topr_trl.cli import main
 from topr_trl.cli.parsing import parse
-from topr_trl.cli.trial_report import (
-    _describe_recommendation,
-    _results_as_json,
-    _settings_of_arm,
-    recommend,
-)
+from topr_trl.cli.trial_report import _describe_recommendation, _results_as_json, _settings_of_arm, recommend
 from topr_trl.data.tables import read_table
 from topr_trl.evaluation.answers import encode
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline import trial as trials
+from topr_trl.pipeline.arms import ARMS, RECIPES
 from topr_trl.pipeline.lineage import lineage
-from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.split import GIVEN_LOG_MU, Split
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.stages.score import ScoreArguments
-from topr_trl.pipeline.trial import ARMS, RECIPES, Outcome, run_trial
-from topr_trl.settings.shared import CurationArguments
+from topr_trl.pipeline.trial import Outcome, run_trial
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +50,7 @@ def trial(source, out, **more):
 
 
 def splitting(source, out, **more):
-    return Split(trial(source, out, **more), {arm.name: arm.settings for arm in ARMS}).run()
+    return Split(trial(source, out, **more)).run()
 
 
 def test_held_out_problems_are_not_trained_on(scored, tmp_path):
@@ -125,13 +119,6 @@ def test_settings_that_are_the_same_on_these_rows_are_not_tried(scored, tmp_path
     save_rows(rows.add_column("reward", (rewards * 24)[:48]), tmp_path / "logged")
     found = splitting(tmp_path / "logged", tmp_path / "out", test_by="rewards")["settings"]
     assert set(found) == {arm.name for arm in ARMS} - left_out
-
-
-def test_repeated_positives_have_as_many_steps_as_the_others():
-    (repeated,) = (arm for arm in ARMS if arm.name == "positives-repeated")
-    rewards, curated = CurationArguments(**repeated.settings).choose([1.0, 0.0, 0.0, 0.0, 1.0], range(5), seed=0)
-    assert set(curated.indices) == {0, 4}
-    assert rewards == pytest.approx([0.6] * 5)
 
 
 @pytest.mark.parametrize(
@@ -221,13 +208,6 @@ def test_a_trial_that_cannot_run_is_refused_first(scored, tmp_path):
     assert not (tmp_path / "x").exists()
     with pytest.raises(ValueError, match=r"eos_token .* would apply to training and not to sampling"):
         run_trial(trial(scored, tmp_path / "y", eos_token="7"))
-
-
-def test_problems_that_have_their_prompts_are_sampled_as_they_are(scored, tmp_path):
-    splitting(scored, tmp_path)
-    file = str(tmp_path / "rows" / "problems.parquet")
-    args = SampleArguments(dataset_name=file, test_dataset_name=file, num_shots=3, use_cpu=True)
-    assert load_problems(args, "test")["prompt"][:] == read_table(file)["prompt"][:]
 
 
 # Recommendation.

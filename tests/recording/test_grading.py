@@ -36,25 +36,9 @@ def test_a_reward_or_a_label(running, given, reward):
     assert (rollout["rewards"], rollout["comments"]) == ({"reward": reward}, {"reward": "why"})
 
 
-def test_failed_calls_are_not_in_the_list_to_grade(running):
-    running.upstream.fault = "refuse"
-    httpx.post(f"{running.address}/v1/chat/completions", json=CHAT)
-    assert httpx.get(f"{running.address}/rollouts?graded=no").json()["rollouts"] == []
-    assert len(httpx.get(f"{running.address}/rollouts").json()["rollouts"]) == 1
-
-
 def test_a_reward_with_the_base_url_of_the_application(running):
     name = recorded(running)
     assert httpx.post(f"{running.address}/v1/rewards", json={"rollout_id": name, "reward": 1}).status_code == 200
-
-
-def test_a_reward_is_replaced_and_removed(running):
-    name = recorded(running)
-    for reward in (1, 1, 0):
-        assert grade(running, rollout_id=name, reward=reward).status_code == 200
-    assert running.rollouts()[0]["rewards"] == {"reward": 0.0}
-    grade(running, rollout_id=name, reward=None)
-    assert running.rollouts()[0]["rewards"] == {}
 
 
 @pytest.mark.parametrize("stream", [False, True])

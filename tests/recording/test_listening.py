@@ -5,13 +5,10 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import httpx2 as httpx
 import pytest
-from recorders import Upstream, recorder
+from recorders import Upstream, recorder, start_recorder
 
 from topr_trl.recording import listening
 from topr_trl.recording.settings import RecordArguments
@@ -25,14 +22,9 @@ def says_again():
     listening.say_once.cache_clear()
 
 
-def connected(running):
-    host, _, port = running.address.removeprefix("http://").partition(":")
-    return socket.create_connection((host, int(port)), timeout=5)
-
-
 @pytest.mark.parametrize("first", [b"", HALF, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /v1"])
 def test_a_connection_without_a_complete_header_is_closed(tmp_path, first):
-    with recorder(tmp_path, client_timeout=0.3) as running, connected(running) as connection:
+    with recorder(tmp_path, client_timeout=0.3) as running, running.connect() as connection:
         connection.sendall(first)
         while connection.recv(1 << 16):  # A header that arrives slowly gets no more time.
             pass
@@ -65,7 +57,7 @@ def test_long_headers(tmp_path):
 def test_idle_connections_make_room_for_others(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(listening, "raise_file_limit", lambda: 80)  # 8 connections
     with recorder(tmp_path) as running:
-        idle = [connected(running) for _ in range(20)]
+        idle = [running.connect() for _ in range(20)]
         for connection in idle:
             connection.sendall(HALF)
         assert httpx.get(f"{running.address}/v1/x", timeout=5).status_code == 200
@@ -106,7 +98,7 @@ def test_a_connection_that_cannot_be_accepted_is_said_once(tmp_path, monkeypatch
 def test_malformed_requests_are_said_once_and_not_repeated(tmp_path, capfd, caplog, request_):
     with recorder(tmp_path) as running:
         for _ in range(2):
-            with connected(running) as connection:
+            with running.connect() as connection:
                 connection.sendall(request_)
                 found = connection.recv(1 << 16)
                 while more := connection.recv(1 << 16):
@@ -119,33 +111,17 @@ def test_malformed_requests_are_said_once_and_not_repeated(tmp_path, capfd, capl
     assert (said.count("\n"), said.count("not valid HTTP"), "SECRET" in said + caplog.text) == (1, 1, False)
 
 
-_RECORDER = """
-import sys
-from topr_trl.recording import listening
-from topr_trl.recording.server import record_command
-from topr_trl.recording.settings import RecordArguments
-listening.SECONDS_TO_END = 600  # Without the second Ctrl+C, the process would not end in time.
-record_command(RecordArguments(sys.argv[1], sys.argv[2], port=int(sys.argv[3])))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_second_ctrl_c_cuts_running_calls(tmp_path):
     upstream = Upstream()
     upstream.fault = "stall"
     with recorder(tmp_path / "other", upstream) as running:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
         old = os.umask(0o022)
-        given = [f"{running.direct}/v1", str(tmp_path / "log"), str(port)]
-        process = subprocess.Popen([sys.executable, "-c", _RECORDER, *given],
-                                   cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True)  # fmt: skip
+        process, address = start_recorder(running.direct, tmp_path / "log")
         os.umask(old)
-        while "Press Ctrl+C" not in process.stdout.readline():
-            pass
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-        with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=body):
+        with httpx.stream("POST", f"{address}/v1/chat/completions", json=body):
             modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "log").iterdir()}
             process.send_signal(signal.SIGINT)
             assert "1 request." in process.stdout.readline()

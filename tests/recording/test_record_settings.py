@@ -28,8 +28,9 @@ def test_settings_that_cannot_be_used(settings, field, monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.0.0.2"])
-def test_local_hosts_need_no_token(host):
-    assert RecordArguments(URL, "log", host).is_local
+def test_local_hosts_need_no_token(host, monkeypatch):
+    monkeypatch.delenv("TOPR_RECORD_TOKEN", raising=False)
+    RecordArguments(URL, "log", host)
 
 
 def test_one_recorder_per_folder(tmp_path):

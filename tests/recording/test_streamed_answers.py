@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from topr_trl.recording.conversations import Conversation, continued_conversation
+from topr_trl.recording.conversations import Conversation
 from topr_trl.recording.protocols import PROTOCOLS
 from topr_trl.recording.protocols.completions import (
     CHAT,
@@ -120,10 +120,13 @@ def test_a_client_does_not_see_what_it_did_not_ask_for(endpoint, asked, ids, log
     assert found["choices"][0]["logprobs"] == ({"a": 1} if logps else None)
 
 
-def test_a_redacted_answer_has_no_tokens_of_the_prompt():
+def test_a_redacted_answer_has_no_tokens():
     hidden = {"prompt_token_ids": [1], "prompt_logprobs": [{"1": {"decoded_token": "secret"}}]}
     answer = {**hidden, "id": "a", "choices": [{**hidden, "token_ids": [2], "logprobs": {}, "index": 0}]}
     assert without_tokens(answer) == {"id": "a", "choices": [{"index": 0}]}
+    part = {"type": "output_text", "text": "x"}
+    response = {"output": [{"content": [{**part, "logprobs": [1]}]}], "output_messages": [{"tokens": [1]}]}
+    assert without_tokens(response) == {"output": [{"content": [part]}]}
 
 
 def test_conversations_ignore_reasoning_and_forms_of_text():
@@ -133,12 +136,13 @@ def test_conversations_ignore_reasoning_and_forms_of_text():
     ((choice, key),) = Conversation("m", asked).keys([{"index": 1, "message": message}, {"index": 2}]).items()
     assert choice == 1
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-    assert continued_conversation("m", [*turns, {"role": "user", "content": "and?"}]) == key
-    assert continued_conversation("other", turns) != key
+    assert Conversation("m", [*turns, {"role": "user", "content": "and?"}]).continued == key
+    assert Conversation("other", turns).continued != key
+    assert Conversation("m", [turns[0], {"role": "assistant", "content": "no"}]).continued != key
     thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
     parts = {"role": "assistant", "content": [thinking, {"type": "text", "text": "yes"}]}
     assert Conversation("m", asked).keys([{"index": 1, "message": parts}]) == {1: key}
-    assert continued_conversation("m", turns[:1]) is None
+    assert Conversation("m", turns[:1]).continued is None
 
 
 def test_conversations_ignore_the_spaces_of_arguments():
@@ -163,7 +167,6 @@ def test_results_of_tools_in_the_responses_api(kind):
 @pytest.mark.parametrize("given", [None, "text", [1], [{"role": "user"}, None]])
 def test_malformed_messages_are_no_conversation(given):
     assert messages({"messages": given}) is None
-    assert continued_conversation("m", None) is None
     assert Conversation("m", None).keys([{"message": {"role": "assistant", "content": "yes"}}]) == {}
 
 
@@ -197,11 +200,11 @@ def test_the_hash_of_claude_code_is_no_part_of_a_conversation(endpoint, field, s
 def test_redaction_of_nested_text():
     value = {"a": ["x key-1", {"b": "key-2 key-3"}], "n": [1, 2], "t": True, "none": None}
     redacted = {"a": ["x [redacted]", {"b": "[redacted] [redacted]"}], "n": [1, 2], "t": True, "none": None}
-    assert Redactor([r"key-\d", "unused"])(value) == (redacted, True)
-    assert Redactor(["nothing"])(value) == (value, False)
-    assert Redactor([])(value) == (value, False)
-    assert Redactor(["a"])({"a": 1}) == ({"[redacted]": 1}, True)
-    assert Redactor(["a.?"])({"ab": 1, "ac": 2}) == ({"[redacted]": 1, "[redacted] 2": 2}, True)
+    assert Redactor([r"key-\d", "unused"])(value) == redacted
+    assert Redactor(["nothing"])(value) == value
+    assert Redactor([])(value) == value
+    assert Redactor(["a"])({"a": 1}) == {"[redacted]": 1}
+    assert Redactor(["a.?"])({"ab": 1, "ac": 2}) == {"[redacted]": 1, "[redacted] 2": 2}
 
 
 @pytest.mark.parametrize(("pattern", "inner", "expected"), [
@@ -212,21 +215,20 @@ def test_redaction_of_nested_text():
 def test_redaction_of_text_that_is_json(pattern, inner, expected):
     """A line break is two characters in JSON, and the second one is a letter."""
     for value, outer in ({"a": inner}, {"a": expected}), ([inner], [expected]), (inner, expected):
-        found, has_match = Redactor([pattern])(json.dumps(value))
-        assert (json.loads(found), has_match) == (outer, inner != expected)
-    assert Redactor([r'"p": "\w+"'])('{"p": "x"}') == ("{[redacted]}", True)
-    assert Redactor(["emails"])('{"a": "al@x.org", "a": ""}') == ('{"a": "[redacted]", "a": ""}', True)
+        assert json.loads(Redactor([pattern])(json.dumps(value))) == outer
+    assert Redactor([r'"p": "\w+"'])('{"p": "x"}') == "{[redacted]}"
+    assert Redactor(["emails"])('{"a": "al@x.org", "a": ""}') == '{"a": "[redacted]", "a": ""}'
 
 
 @pytest.mark.parametrize(("word", "name"), [("email", "emails"), ("Phones", "phones"), ("key", "keys")])
 def test_a_word_that_is_almost_a_name_is_no_pattern(word, name):
     with pytest.raises(ValueError, match=f"redact: '{word}'.*Did you mean {name}?"):
         Redactor([word])
-    assert Redactor([f"({word})"])(word) == ("[redacted]", True)
+    assert Redactor([f"({word})"])(word) == "[redacted]"
 
 
 def test_patterns_do_not_change_each_other():
-    assert Redactor([r"(a)b", r"(?i)KEY", r"(\d)\1"])("11 12 key") == ("[redacted] 12 [redacted]", True)
+    assert Redactor([r"(a)b", r"(?i)KEY", r"(\d)\1"])("11 12 key") == "[redacted] 12 [redacted]"
 
 
 @pytest.mark.parametrize(("prompt", "n", "choice", "expected"), [

@@ -67,9 +67,12 @@ def logged(folder):
 
 def page_of(folder):
     """Write the page of a folder, and return its data."""
-    path = write_page(folder, folder / "report.html").path
-    text = path.read_text()
-    return json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    write_page(folder, folder / "report.html")
+    return data_in(folder / "report.html")
+
+
+def data_in(page):
+    return json.loads(page.read_text().partition('id="data">')[2].partition("</script>")[0])
 
 
 def table(name="rows", **columns):
@@ -125,12 +128,12 @@ def test_a_loop_shows_what_changed(loop):
 def test_the_page_in_a_browser(loop, browser, width, scheme):
     """Texts of the model stay texts, tags and search filter, and nothing is wider than the window."""
     log_rows(loop / "iteration-1" / "model", 1, **TOKENS)
-    path = write_page(loop, loop / "report.html").path
+    write_page(loop, loop / "report.html")
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     requests, errors = [], []
     page.on("request", lambda request: requests.append(request.url))
     page.on("pageerror", lambda error: errors.append(error))
-    page.goto(path.as_uri())
+    page.goto((loop / "report.html").as_uri())
     assert page.title() == "loop"
     assert page.locator(".card").count() == 3
     assert HOSTILE in page.locator(".card").first.inner_text()
@@ -175,8 +178,7 @@ def test_rows_to_train_on(tmp_path):
     rows = [{"prompt": f"{n // 2} =", "completion": "x" * n, "reward": n / 10} for n in range(20)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     cli.main(["look", "--input", str(tmp_path / "rows.jsonl")])
-    text = (tmp_path / "rows.report.html").read_text()
-    page = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    page = data_in(tmp_path / "rows.report.html")
     assert page["rows"][0]["facts"][:3] == [["completions", "20"], ["problems", "10"], ["without a reward", "0"]]
     assert page["sections"][0]["counts"] == {"highest rewards": 1, "lowest rewards": 1}
     assert page["rows"][0]["bars"][0][0] == "completions by reward"
@@ -207,20 +209,20 @@ def test_a_trial_shows_the_recommended_setting(tmp_path, recommended, shown):
     assert [test.name for test in read_contents(tmp_path).tests] == ["before training", shown]
 
 
-def test_logged_rows_by_weight(run):
-    log_rows(run, 3)
-    (run / "_manifest.json").write_text(json.dumps({"files": {}, "stages": {
+def test_logged_rows_by_weight(tmp_path):
+    log_rows(tmp_path, 3)
+    (tmp_path / "_manifest.json").write_text(json.dumps({"files": {}, "stages": {
         "train": {"inputs": {}, "sources": {"input": "../rows.jsonl"}, "finished": "now", "rows": 4},
     }}))  # fmt: skip
-    assert "rows.jsonl holds no rows any more" in read_contents(run).notes[0]
-    found = section_of_logged(Table.of(read_contents(run).logged[0]))
+    assert "rows.jsonl holds no rows any more" in read_contents(tmp_path).notes[0]
+    found = section_of_logged(Table.of(read_contents(tmp_path).logged[0]))
     assert found.counts == {"dead negative (w < 0.01)": 1, "positive": 1, "tapered negative (w < 1)": 1}
     assert found.cards[0]["columns"][0]["answers"][0]["numbers"] == {"advantage": 1.0, "weight": 1.0}
 
 
-def test_logged_tokens_have_their_values(run):
-    log_rows(run, 3, **TOKENS)
-    page = page_of(run)
+def test_logged_tokens_have_their_values(tmp_path):
+    log_rows(tmp_path, 3, **TOKENS)
+    page = page_of(tmp_path)
     assert page["sections"][-1]["cards"][0]["columns"][0]["answers"][0]["tokens"] == [
         [HOSTILE, -1.0, 0.37],
         ["context", None, None],
@@ -360,11 +362,8 @@ def test_answers_that_no_judge_found_do_not_agree():
     ],
 )  # fmt: skip
 def test_unusual_rows_have_a_page(tmp_path, columns):
-    folder = tmp_path / "MY_DATA"
-    folder.mkdir()
-    save(folder, **columns)
-    page = write_page(folder, tmp_path / "page.html").path.read_text()
-    assert json.loads(page.partition('id="data">')[2].partition("</script>")[0])["sections"]
+    save(tmp_path / "MY_DATA", **columns)
+    assert page_of(tmp_path / "MY_DATA")["sections"]
 
 
 def test_wrong_columns_are_named(tmp_path):
@@ -439,10 +438,10 @@ def test_a_run_that_is_not_finished(run):
     assert page_of(run)["kind"] == "Training run, 2 optimizer steps"
 
 
-def test_entries_of_a_log_that_are_no_entries_are_left_out(run):
+def test_entries_of_a_log_that_are_no_entries_are_left_out(tmp_path):
     state = {"log_history": [{"step": 3, "loss": 1.0}, None, {"loss": 2.0}, {"step": "4", "loss": 3.0}, {"step": True}]}
-    (run / "trainer_state.json").write_text(json.dumps(state))
-    assert read_contents(run).histories == {"run": [{"step": 3, "loss": 1.0}]}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    assert read_contents(tmp_path).histories == {tmp_path.name: [{"step": 3, "loss": 1.0}]}
 
 
 def test_a_training_that_fails_leaves_its_log(model, tokenizer, rows, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import inspect
 import math
 import queue
 from copy import copy, deepcopy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -234,35 +235,28 @@ def test_a_filter_of_the_model_is_off_at_the_server():
     args.__post_init__()
 
 
-def test_conversations_in_several_rows_are_left_out_and_counted(monkeypatch):
-    class Group:
-        completions_sequences = (["a"], ["b1", "b2"], ["c"], ["d1", "d2", "d3"])
+def score_group(monkeypatch, sequences, samples):
+    """Return the samples of a group that the trainer's loop keeps, and the metrics that it pushes."""
 
     async def scored(self, group):
-        return [row for rows in group.completions_sequences for row in rows]
+        return samples
 
     monkeypatch.setattr(_AsyncRolloutLoop, "_score_group", scored)
-    pushed = []
-    loop = object.__new__(_WholeConversations)
+    loop, pushed = object.__new__(_WholeConversations), []
     monkeypatch.setattr(loop, "_push_metrics", pushed.append, raising=False)
-    assert asyncio.run(loop._score_group(Group)) == ["a", "c"]
-    assert pushed == [{"topr/split_total": 2.0}]
+    return asyncio.run(loop._score_group(SimpleNamespace(completions_sequences=sequences))), pushed
+
+
+def test_conversations_in_several_rows_are_left_out_and_counted(monkeypatch):
+    sequences = (["a"], ["b1", "b2"], ["c"], ["d1", "d2", "d3"])
+    kept, pushed = score_group(monkeypatch, sequences, [row for rows in sequences for row in rows])
+    assert (kept, pushed) == (["a", "c"], [{"topr/split_total": 2.0}])
 
 
 def test_a_group_that_is_left_out_counts_as_trained(monkeypatch):
     """One row of the group is kept, without a reward. Otherwise, a resumed run would repeat the group."""
-
-    class Group:
-        completions_sequences = (["a1", "a2"],)
-
-    async def scored(self, group):
-        row = {"prompt_ids": [1], "completion_ids": [2, 3], "sampler_logps": [-0.1, -0.2], "reward": 1.0}
-        return [sample_of(row, 0, 5), sample_of(row, 0, 5)]
-
-    monkeypatch.setattr(_AsyncRolloutLoop, "_score_group", scored)
-    loop = object.__new__(_WholeConversations)
-    monkeypatch.setattr(loop, "_push_metrics", lambda metrics: None, raising=False)
-    (sample,) = asyncio.run(loop._score_group(Group))
+    row = {"prompt_ids": [1], "completion_ids": [2, 3], "sampler_logps": [-0.1, -0.2], "reward": 1.0}
+    (sample,), _ = score_group(monkeypatch, (["a1", "a2"],), [sample_of(row, 0, 5)] * 2)
     assert (sample.group_id, math.isnan(sample.metrics["reward"])) == (5, True)
 
 
@@ -292,9 +286,7 @@ def test_a_run_is_resumed_with_its_settings(problems, tmp_path):
     resumed = make(tmp_path, Worker(problems), max_steps=2, **steps)
     resumed.train(resume_from_checkpoint=checkpoint)
     assert resumed.state.global_step == 2
-    others = {"baseline": 0.0, "preset": "tis", "temperature": 0.7, "num_generations": 4, "learning_rate": 1e-4,
-              "per_device_train_batch_size": 2}  # fmt: skip
-    for name, value in others.items():
+    for name, value in (("baseline", 0.0), ("per_device_train_batch_size", 2)):
         with pytest.raises(ValueError, match=rf"checkpoint-1 is from a run with other values: .*\b{name}\b"):
             make(tmp_path, Worker(problems), **steps, **{name: value}).train(resume_from_checkpoint=checkpoint)
     with pytest.raises(ValueError, match="other values: rows"):

@@ -13,6 +13,7 @@ from topr_trl.trainers import messages
 SETTINGS = {
     "per_device_train_batch_size": 8, "report_to": "none", "use_cpu": True, "bf16": False, "disable_tqdm": True,
     "gradient_checkpointing": False, "save_strategy": "no", "preset": "tis", "baseline": 0,
+    "length_normalization": False,
 }  # fmt: skip
 
 

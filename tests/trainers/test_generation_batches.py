@@ -49,8 +49,7 @@ def test_a_batch_that_trl_has_trimmed_stays_as_it_is(multiple):
     mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
     batch = {
         "completion_ids": torch.arange(10).view(2, 5), "completion_mask": mask,
-        "old_per_token_logps": torch.rand(2, 5), "importance_sampling_ratio": torch.rand(2, 1),
-        "token_type_ids": torch.ones(2, 4 + 5),
+        "old_per_token_logps": torch.rand(2, 5), "token_type_ids": torch.ones(2, 4 + 5),
     }  # fmt: skip
     trimmed = trim_padding(dict(batch), multiple)
     assert trimmed.keys() == batch.keys()

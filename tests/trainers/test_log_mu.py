@@ -23,7 +23,7 @@ def test_parts_of_long_rows_have_fewer_rows():
     assert _starts(np.array([9, 4, 4, 4, 9, 9]) * million) == [0, 1, 3, 4, 5]
 
 
-def test_rows_differ_by_tokens_rewards_and_need():
+def test_rows_differ_by_tokens_masks_rewards_and_need():
     def rows(**changes):
         row = {"input_ids": [1, 2, 3], "prompt_length": 1, "reward": 1.0, **changes}
         return Dataset.from_list([row])
@@ -34,5 +34,7 @@ def test_rows_differ_by_tokens_rewards_and_need():
     assert of(rows()) == of(rows())
     different = [of(rows()), of(rows(), needed=False), of(rows(reward=-1.0)), of(rows(prompt_length=2)),
                  of(rows(input_ids=[1, 2, 4])), of(rows(mu_logps=[-1.0, -2.0])), of(rows(mu_logps=[-1.0, -3.0])),
-                 of(rows(mu_logps=-3.0))]  # fmt: skip
-    assert len(set(different)) == 8
+                 of(rows(mu_logps=-3.0)), of(rows(completion_mask=[True, True])),
+                 of(rows(completion_mask=[True, False])), of(rows(part_lengths=[3])),
+                 of(rows(part_lengths=[1, 2]))]  # fmt: skip
+    assert len(set(different)) == 12

@@ -125,18 +125,6 @@ def test_values_of_rows_by_hand(level):
     assert skipped == [pytest.approx([1.0, NAN, 0.0, NAN, NAN, NAN], nan_ok=True)] * 2
 
 
-def test_skipped_rows_count_with_weight_one():
-    log = RowLog()
-    log.add(["train"], torch.arange(4), rows_of([0.5, -2.0, -1.0], *[[1.0, NAN, 0.0]] * 3))
-    metrics = log.read_metrics("train", Accelerator(cpu=True))
-    assert metrics["topr/weight_mean"] == 3.5 / 4
-    assert metrics["topr/reward"] == -1 / 4
-    assert metrics["topr/positive_share"] == 0
-    assert metrics["topr/log_ratio/negatives/mean"] == -2.0
-    assert metrics["topr/tokens/negatives"] == 2
-    assert not any("log_ratio/positives" in name for name in metrics)
-
-
 def test_names_and_quantiles_of_the_ratio():
     # 21 rows with log-ratios 0, ..., 20: their 5, 50 and 95% quantiles are 1, 10 and 19.
     ratio = torch.arange(21.0)

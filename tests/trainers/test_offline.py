@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 import torch
-from reference import fresh_model, of_level
+from reference import fresh_model, logps_of, of_level
 from transformers import GenerationConfig, ProcessorMixin, TrainerCallback
 
 from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer
@@ -45,8 +45,7 @@ def plain_logps(model, tokenizer, row):
     """Return log π of each completion token, from a plain forward pass."""
     prompt = tokenizer(row["prompt"])["input_ids"]
     completion = [*tokenizer(row["completion"])["input_ids"], tokenizer.eos_token_id]
-    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-    return logits.gather(1, torch.tensor(completion)[:, None]).squeeze(1)
+    return logps_of(model, prompt, completion)
 
 
 def test_rewards_and_log_mu_stay_in_float32_with_deepspeed(make, monkeypatch):
@@ -58,11 +57,6 @@ def test_rewards_and_log_mu_stay_in_float32_with_deepspeed(make, monkeypatch):
     given = {"input_ids": torch.tensor([1]), "mu_logps": torch.tensor([-257.3]), "reward": torch.tensor([0.1])}
     found = trainer._prepare_inputs(given)
     assert {name: value.dtype for name, value in found.items()} == {name: each.dtype for name, each in given.items()}
-
-
-def test_evaluation_rows_are_not_chosen(make, rows):
-    trainer = make(evaluation=rows, curation="positive_share", curation_positive_share=0.75)
-    assert len(trainer.train_dataset) < len(trainer.eval_dataset) == len(rows)
 
 
 def test_whole_numbers_as_log_mu(make, rows):
@@ -443,11 +437,10 @@ def test_log_mu_in_memory_is_not_used_for_another_run(make, tmp_path, monkeypatc
 
 def test_evaluation_and_curation(make, rows):
     trainer = make(
-        evaluation=rows.select(range(4)), curation="anna_karenina", iteration_size=4, eval_strategy="steps",
-        eval_steps=1, max_steps=1,
-    )  # fmt: skip
+        evaluation=rows, curation="anna_karenina", iteration_size=4, eval_strategy="steps", eval_steps=1, max_steps=1
+    )
     assert (len(trainer.train_dataset), trainer.curated.chosen_positives) == (4, 2)
-    assert len(trainer.eval_dataset) == 4
+    assert len(trainer.eval_dataset) == len(rows)
     trainer.train()
     evaluation = next(entry for entry in trainer.state.log_history if "eval_loss" in entry)
     assert evaluation["eval_topr/positive_share"] == 0.25
@@ -608,18 +601,13 @@ def test_an_evaluation_set_gets_the_baseline_of_the_training_set(make, rows):
     assert trainer.eval_dataset["reward"][:] == [pytest.approx(1.5)] * 2
 
 
-@pytest.mark.parametrize("right", [1.0, 0.5])
-def test_balanced_rows_are_half_right_and_half_wrong(make, rows, right):
-    """`curation="balanced"` alone gives R of one size to both halves, for any two rewards, and to an evaluation set."""
-    rows = rows.map(lambda row: {"reward": right if row["reward"] > 0 else 0.0})
+def test_balanced_rows_are_half_right_and_half_wrong(make, rows):
+    """`curation="balanced"` alone gives R of one size to both halves, and to an evaluation set."""
+    rows = rows.map(lambda row: {"reward": 0.5 if row["reward"] > 0 else 0.0})
     trainer = make(rows, evaluation=rows, curation="balanced", baseline="mean")
-    assert sorted(trainer.train_dataset["reward"][:]) == [-right / 2] * 4 + [right / 2] * 4
-    assert set(trainer.eval_dataset["reward"][:]) == {-right / 2, right / 2}
-    chosen = trainer.curated.indices
-    assert len(set(chosen)) == 6  # two right rows twice, and four of six wrong rows
-    graded = rows.map(lambda row, n: {"reward": float(n)}, with_indices=True)
-    with pytest.raises(ValueError, match=r"curation='balanced'.* two values"):
-        make(graded, curation="balanced", baseline="mean")
+    assert sorted(trainer.train_dataset["reward"][:]) == [-0.25] * 4 + [0.25] * 4
+    assert set(trainer.eval_dataset["reward"][:]) == {-0.25, 0.25}
+    assert len(set(trainer.curated.indices)) == 6  # two right rows twice, and four of six wrong rows
 
 
 @pytest.mark.parametrize(
@@ -633,24 +621,19 @@ def test_few_right_answers_name_the_recipes(make, capsys, settings, named):
     assert ("25% of the completions are right" in said and "curation='repeated_positives'" in said) == named
 
 
-@pytest.mark.parametrize(
-    ("answers", "said"), [(1, "agree in 100%. What helps these problems: several iterations"),
-                          (8, "agree in 0%. What helps these problems: more samples")]
-)  # fmt: skip
-def test_the_agreement_of_wrong_answers_is_printed(make, rows, capsys, answers, said):
+def test_the_agreement_of_wrong_answers_is_printed(make, rows, capsys):
     """No completion of the second problem is right."""
 
     def change(row, n):
-        return {"reward": row["reward"] if n < 4 else -1.0, "extracted": str(n % answers)}
+        return {"reward": row["reward"] if n < 4 else -1.0, "extracted": "7"}
 
     make(rows.map(change, with_indices=True), disable_tqdm=False)
-    assert said in capsys.readouterr().out
+    assert "agree in 100%. What helps these problems: several iterations" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("settings", "reads"),
-    [({"num_train_epochs": 13}, None), ({"num_train_epochs": 14}, 14), ({"max_steps": 28}, 14),
-     ({"curation": "repeated_positives", "num_train_epochs": 3}, None),
+    [({"num_train_epochs": 13}, None), ({"max_steps": 28}, 14),
      ({"curation": "repeated_positives", "num_train_epochs": 4}, 16)],
 )  # fmt: skip
 def test_many_readings_of_a_right_answer_are_warned_about(make, settings, reads):
@@ -683,14 +666,7 @@ def test_an_evaluation_set_gets_a_known_baseline(make, rows):
     assert trainer.eval_dataset["reward"][:] == [reward - 0.5 for reward in rows["reward"]]
 
 
-def test_settings_reach_the_loss_and_the_curation(make, tokenizer, rows):
-    def loss(**settings):
-        trainer = make(rows.select([3]), model=fresh_model(), **settings)
-        return trainer.compute_loss(trainer.model, trainer.data_collator([trainer.train_dataset[0]])).item()
-
-    tokens = len(plain_logps(fresh_model(), tokenizer, rows[3]))
-    assert loss(length_normalization=False) == pytest.approx(tokens * loss(), rel=1e-4)
-
+def test_settings_reach_the_curation(make, rows):
     def chosen(data, **settings):
         trainer = make(data, model=fresh_model(), curation="anna_karenina", iteration_size=3, **settings)
         return {tuple(ids) for ids in trainer.train_dataset["input_ids"]}

@@ -92,17 +92,15 @@ def test_completions_that_are_cut_count_in_the_reward(model, tokenizer, tmp_path
     assert trainer.state.best_metric == max(log["eval_reward"] for log in logged)
 
 
-@pytest.mark.parametrize("scheduler", [{}, {"lr_scheduler_type": "reduce_lr_on_plateau"}])
-def test_an_evaluation_without_a_reward_is_never_the_best(scheduler, model, tokenizer, tmp_path):
+def test_an_evaluation_without_a_reward_is_never_the_best(model, tokenizer, tmp_path):
     calls = []
 
     def sometimes(prompts, **_):
         calls.append(prompts[0].split()[0])
         return [None if calls.count("hard") == 1 else float(number) for number in range(len(prompts))]
 
-    trainer = online(
-        model, tokenizer, tmp_path, prompts("hard", 2), sometimes, load_best_model_at_end=True, **scheduler
-    )
+    by_metric = {"load_best_model_at_end": True, "lr_scheduler_type": "reduce_lr_on_plateau"}
+    trainer = online(model, tokenizer, tmp_path, prompts("hard", 2), sometimes, **by_metric)
     trainer.train()
     logged = [log["eval_reward"] for log in trainer.state.log_history if "eval_reward" in log]
     assert logged == [None, 1.5]
@@ -122,20 +120,8 @@ def test_rows_that_accelerate_repeats_are_left_out(model, tokenizer, tmp_path):
     assert trainer._evaluated.read(trainer.reward_func_names)["reward"] == [2]
 
 
-def test_offline_sets_have_names_of_their_own(model, tokenizer, rows, tmp_path):
-    args = OfflineTOPRConfig(str(tmp_path), **SETTINGS)
-    sets = {"few": rows.select(range(3)), "more": rows}
-    trainer = OfflineTOPRTrainer(model, args, rows, sets, processing_class=tokenizer)
-    trainer.train()
-    for name, share in (("few", 0.0), ("more", 0.25)):
-        own = [log for log in trainer.state.log_history if f"eval_{name}_loss" in log]
-        assert [log[f"eval_{name}_topr/positive_share"] for log in own] == [share] * 2
-        assert all(key.startswith(f"eval_{name}_") for log in own for key in log if key.startswith("eval_"))
-
-
-@pytest.mark.parametrize("length", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 1}])
-def test_fewer_prompts_than_a_generation_batch_needs(length, model, tokenizer, tmp_path):
-    settings = {"per_device_train_batch_size": 8, "eval_strategy": "no", **length}
+def test_fewer_prompts_than_a_generation_batch_needs(model, tokenizer, tmp_path):
+    settings = {"per_device_train_batch_size": 8, "eval_strategy": "no"}
     with pytest.raises(ValueError, match=r"needs 4 prompts, and the training dataset has 3.*num_generations"):
         online(model, tokenizer, tmp_path, None, train_dataset=prompts("train", 3), **settings).train()
     online(model, tokenizer, tmp_path, None, train_dataset=prompts("train", 4), **settings)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from datasets import Dataset
+from reference import coin
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config, Qwen2ForCausalLM
 
@@ -115,9 +116,6 @@ def test_online_training(base, tokenizer, tmp_path):
         str(tmp_path / "run"), model_init_kwargs={"quantization_config": four_bits()}, max_steps=2, num_generations=4,
         per_device_train_batch_size=8, max_completion_length=8, logging_steps=1, num_iterations=2, **CPU,
     )  # fmt: skip
-
-    def coin(completions, **_):
-        return [1.0 if i % 2 else -1.0 for i in range(len(completions))]
 
     problems = Dataset.from_list([{"prompt": f"Question: Ana has {i} pens.\nAnswer:"} for i in range(8)])
     trainer = TOPRTrainer(str(base), coin, args, problems, processing_class=tokenizer, peft_config=lora())

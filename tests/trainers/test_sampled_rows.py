@@ -4,6 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import List, Value
+from reference import logps_of
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig
 from topr_trl.trainers.fingerprints import mu_fingerprint
@@ -30,8 +31,7 @@ def test_log_probabilities_are_those_at_the_temperature_of_the_rows(model, token
         prompt = tokenizer(row["prompt"])["input_ids"]
         completion = [*tokenizer(row["completion"])["input_ids"], tokenizer.eos_token_id]
         with torch.no_grad():
-            logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-        expected = (logits / 0.5).log_softmax(-1).gather(1, torch.tensor(completion)[:, None]).squeeze(1)
+            expected = logps_of(model, prompt, completion, temperature=0.5)
         torch.testing.assert_close(torch.tensor(mu_logps), expected, rtol=1e-4, atol=1e-4)
     # The fingerprint depends on the temperature, so log μ is not used at another temperature.
     assert table.schema.metadata[b"model"].decode() == mu_fingerprint(model, 0.5) != mu_fingerprint(model, 1.0)

@@ -9,7 +9,7 @@ import torch
 import transformers
 from datasets import Dataset
 from packaging.version import Version
-from reference import fresh_model, of_level
+from reference import logps_of, of_level
 from transformers.utils import get_json_schema
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
@@ -54,41 +54,6 @@ def assert_same(found, expected):
     torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-6)
     for ours, theirs in zip(found[1], expected[1], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=5e-4, atol=5e-6)
-
-
-def test_another_mask_is_another_set_of_rows(model, tokenizer, tmp_path):
-    """The fingerprint of rows depends on their mask, so log μ of one mask is not used with another."""
-    fingerprints = []
-    for masks in (ROWS["completion_mask"], [[1] * len(mask) for mask in ROWS["completion_mask"]]):
-        rows = Dataset.from_dict({**ROWS, "completion_mask": masks}).remove_columns("mu_logps")
-        trainer = offline(copy.deepcopy(model), tokenizer, rows, tmp_path / str(len(fingerprints)))
-        trainer._before_training(None)
-        fingerprints.append(trainer._log_mu.planned["train"].rows.fingerprint)
-    assert fingerprints[0] != fingerprints[1]
-
-
-def test_the_words_of_a_tool_are_context_and_no_targets(model, tokenizer, tmp_path):
-    tokenizer.chat_template = (
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
-        "({{ c.function.arguments | tojson }}){% endfor %}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% endif %}"
-    )
-    call = {"type": "function", "function": {"name": "count", "arguments": {"of": "pens"}}}
-
-    def made(said):
-        completion = [{"role": "assistant", "content": "I count.", "tool_calls": [call]},
-                      {"role": "tool", "name": "count", "content": said},
-                      {"role": "assistant", "content": "There are 7."}]  # fmt: skip
-        rows = [{"prompt": [{"role": "user", "content": "How many?"}], "completion": completion, "reward": r}
-                for r in (1.0, -1.0)]  # fmt: skip
-        trainer = offline(copy.deepcopy(model), tokenizer, Dataset.from_list(rows), tmp_path, preset="reinforce")
-        batch = next(iter(trainer.get_train_dataloader()))
-        targets = [tokenizer.decode(label[label != -100]) for label in batch["labels"]]
-        return targets, trainer.compute_loss(trainer.model, {**batch, "reward": torch.ones(2)}).item()
-
-    (targets, loss), (other_targets, other_loss) = made("There are 7 pens in the box."), made("9")
-    assert targets == other_targets == ['I count.count({"of": "pens"})<|end|>There are 7.<|end|>'] * 2
-    assert loss != pytest.approx(other_loss, rel=1e-4)
 
 
 class Environment:
@@ -151,16 +116,19 @@ PARTED = {
 }  # fmt: skip
 
 
+def own_logps(model, row):
+    """Return log π of the tokens that the model wrote."""
+    mask = torch.tensor(row["completion_mask"] or [1] * len(row["completion_ids"])).bool()
+    return logps_of(model, row["prompt_ids"], row["completion_ids"])[mask]
+
+
 def of_rollouts(model, rows, level="sequence", length_normalization=True):
     """Return loss and gradient of Algorithm 1, with the rows of each rollout joined."""
     model.zero_grad()
     own, mu, rewards = {}, {}, {}
     for n, row in enumerate(rows):
         key = row.get("rollout_id") or n
-        ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
-        logps = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
-        mask = torch.tensor(row["completion_mask"] or [1] * len(row["completion_ids"])).bool()
-        own.setdefault(key, []).append(logps[len(row["prompt_ids"]) - 1 :][mask])
+        own.setdefault(key, []).append(own_logps(model, row))
         mu.setdefault(key, []).extend(row["mu_logps"])
         rewards[key] = row["reward"]
     losses = []
@@ -189,21 +157,6 @@ def test_a_rollout_of_several_rows_has_one_ratio_and_one_length(
     assert_same(loss_and_gradient(trainer), expected)
 
 
-def test_a_rollout_counts_once_however_steps_are_made(tokenizer, tmp_path):
-    """Three rollouts with five rows give the same weights in one micro-batch, in three, and in another order."""
-    ends = []
-    for n, settings in enumerate([{}, {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3},
-                                  {"sort_by_length": False, "seed": 3}]):  # fmt: skip
-        model = fresh_model()
-        trainer = offline(model, tokenizer, Dataset.from_dict(PARTED), tmp_path / str(n), learning_rate=0.1,
-                          optim="sgd", num_train_epochs=2, **settings)  # fmt: skip
-        trainer.train()
-        assert trainer.state.global_step == 2
-        ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    torch.testing.assert_close(ends[0], ends[1], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(ends[0], ends[2], rtol=1e-4, atol=1e-5)
-
-
 def test_log_mu_of_a_rollout_is_computed_over_all_its_rows(model, tokenizer, tmp_path):
     rows = Dataset.from_dict(PARTED).remove_columns("mu_logps")
     trainer = offline(model, tokenizer, rows, tmp_path)
@@ -213,10 +166,7 @@ def test_log_mu_of_a_rollout_is_computed_over_all_its_rows(model, tokenizer, tmp
     for first, parts in ((0, (0, 2, 4)), (3, (3,))):
         expected = 0.0
         for row in (rows[n] for n in parts):
-            ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
-            logps = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
-            mask = torch.tensor(row["completion_mask"] or [1] * len(row["completion_ids"])).bool()
-            expected += logps[len(row["prompt_ids"]) - 1 :][mask].sum().item()
+            expected += own_logps(model, row).sum().item()
         assert trainer._log_mu.values[0, first] == pytest.approx(expected, abs=1e-3)
 
 

@@ -9,7 +9,6 @@ import torch
 from topr_trl import TOPRConfig
 from topr_trl.trainers.training_warnings import (
     SilentBatches,
-    advice_on_segments,
     sampler_distance,
     warn_if_far,
     warn_if_merged_coarsely,
@@ -85,19 +84,9 @@ def test_weights_of_negatives_are_warned_about_once(metrics, step, steps, first_
     messages, _ = said(warn_of_weights, metrics, state, "sequence", earlier)
     assert [bool(re.search(warned, message)) for message in messages] == [True] if warned else messages == []
     assert said(warn_of_weights, metrics, state, "sequence", earlier) == ([], None)
+    assert said(warn_of_weights, LONG, state, "segment", set()) == ([], None)
     later, _ = said(warn_of_weights, LONG, state, "sequence", earlier)
     assert len(later) == (not LONG.items() <= metrics.items())
-
-
-@pytest.mark.parametrize(
-    ("tokens", "weight", "level", "is_said"),
-    [(128, 0.49, "sequence", True), (127, 0.49, "sequence", False), (128, 0.5, "sequence", False),
-     (128, 0.49, "segment", False)],
-)  # fmt: skip
-def test_segments_are_recommended_where_long_negatives_lost_their_weight(tokens, weight, level, is_said):
-    advice = advice_on_segments(tokens, weight, level)
-    assert ("128 tokens" in advice and "0.49" in advice and "ratio_level='segment'" in advice) == is_said
-    assert bool(advice) == is_said
 
 
 @pytest.mark.parametrize(
@@ -163,8 +152,8 @@ def test_a_right_answer_that_is_read_often_is_warned_about(positive, epochs, war
 class Batches:
     """Generation batches for `SilentBatches`. All rows of a batch have the same R and the same raw reward."""
 
-    def __init__(self, had_signal=False):
-        self.silent, self.said = SilentBatches(had_signal), set()
+    def __init__(self):
+        self.silent, self.said = SilentBatches(), set()
 
     def add(self, rows, reward=0.0, raw=1.0):
         """Add a batch. Return the warning after it, or None."""
@@ -187,12 +176,6 @@ def test_ten_batches_in_a_row_without_signal_are_said():
     assert batches.add(4, reward=-0.5) is None
     assert [batches.add(2) for _ in range(9)] == [None] * 9
     assert batches.add(2).startswith("All 20 completions of the last 10 generation batches")
-
-
-def test_one_batch_of_equal_rewards_after_others_does_not_warn():
-    batches = Batches(had_signal=True)
-    assert [batches.add(4) for _ in range(9)] == [None] * 9
-    assert batches.add(4).startswith("All 40 completions of the last 10 generation batches")
 
 
 def test_rows_that_nobody_scored_are_no_sign():

@@ -5,7 +5,6 @@ Help should be fast, so this module imports neither torch nor TRL.
 
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ class Command(NamedTuple):
     """Command that is not a stage, or that does more than its stage.
 
     Attributes:
-        function (`str`): Function that runs the command, as `MODULE:NAME` in the package.
+        function (`str`): Function that runs the command, as `MODULE:NAME`.
         settings (`str`, defaults to `""`): Dataclass of the command's settings, as `MODULE:NAME`. With `""`, the
             command has the settings of the stage with the same name.
         description (`str`, defaults to `""`): One-line help. With `""`, the command has the help of this stage.
@@ -31,31 +30,32 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "iterate": Command(
-        "pipeline.loop:iterate", "pipeline.settings:IterateArguments",
+        "topr_trl.pipeline.loop:iterate", "topr_trl.pipeline.settings:IterateArguments",
         "Run sample, score, curate, log-mu, train and evaluate in a loop that can be killed and continued.",
     ),
     "trial": Command(
-        "cli.trial_report:trial_command", "pipeline.settings:TrialArguments",
+        "topr_trl.cli.trial_report:trial_command", "topr_trl.pipeline.settings:TrialArguments",
         "Train with several settings on some of the rows, test on held-out problems, and recommend a setting.",
     ),
     "plan": Command(
-        "cli.memory_plan:plan_command", "cli.memory_plan:PlanArguments",
+        "topr_trl.cli.memory_plan:plan_command", "topr_trl.cli.memory_plan:PlanArguments",
         "Estimate GPU memory and the times of sampling and training before you start.",
     ),
     "look": Command(
-        "report.look:look_command", "report.look:LookArguments",
+        "topr_trl.report.look:look_command", "topr_trl.report.look:LookArguments",
         "Write one page about rows, a run, a trial, an evaluation or a recording: samples, results, curves, advice.",
     ),
     "record": Command(
-        "recording.server:record_command", "recording.settings:RecordArguments",
+        "topr_trl.recording.server:record_command", "topr_trl.recording.settings:RecordArguments",
         "Pass calls on to a model server, and record them with rewards for training.",
     ),
     "push": Command(
-        "hub:push_command", "hub:PushArguments",
+        "topr_trl.hub:push_command", "topr_trl.hub:PushArguments",
         "Upload a model or rows to the Hugging Face Hub, with a card.",
     ),
-    "evaluate": Command("cli.evaluate:evaluate_command"),  # The command may sample and score first.
+    "evaluate": Command("topr_trl.cli.evaluate:evaluate_command"),  # The command may sample and score first.
 }  # fmt: skip
+LOOPS = ("iterate", "trial")  # commands that run stages in other processes
 _ORDER = ("iterate", "trial", "import", "sample", "score", "curate", "log-mu", "train", "evaluate")
 
 
@@ -63,12 +63,6 @@ def commands() -> dict[str, str]:
     """Return a one-line description of each command, by name. The order is the order of `topr --help`."""
     found = {**stages.descriptions(), **{name: each.description for name, each in COMMANDS.items() if each.settings}}
     return {name: found[name] for name in dict.fromkeys((*_ORDER, *found))}
-
-
-def load_object(name: str) -> Any:
-    """Import a function or class of the package by its name `MODULE:NAME`."""
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(f"topr_trl.{module}"), attribute)
 
 
 def read_config(given: Sequence[str]) -> dict[str, Any]:
@@ -98,17 +92,12 @@ def read_config(given: Sequence[str]) -> dict[str, Any]:
     return config
 
 
-def settings_given(arguments: Sequence[str]) -> set[str]:
-    """Return the names of the options on a command line, except `--config`.
+def values_given(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the values of the options on a command line, a text or a list of texts, by name.
 
     `--num-shots=8` gives `num_shots`. `--no_NAME`, which switches a setting off, gives `no_NAME`. Aliases are not
     replaced by the names of their settings.
     """
-    return set(values_given(arguments)) - {"config"}
-
-
-def values_given(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the values of the options on a command line, a text or a list of texts, by name as in `settings_given`."""
     values: dict[str, list[str]] = {}
     name = ""
     for word in arguments:
@@ -138,7 +127,7 @@ def refuse_unknown(command: str, given: Sequence[str], index: Mapping[str, Any])
         OSError, yaml.YAMLError: the YAML file cannot be read.
     """
     settings = index["settings"]
-    unknown = settings_given(given) - {*settings[command], *index["flags"][command]}
+    unknown = set(values_given(given)) - {"config", *settings[command], *index["flags"][command]}
     where = ""
     if not unknown:
         unknown = set(read_config(given)) - {*settings[command], "env"}  # TrlParser sets environment variables of `env`

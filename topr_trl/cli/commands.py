@@ -2,16 +2,14 @@
 
 import logging
 import os
-from typing import Any
+from pkgutil import resolve_name
 
-from topr_trl.cli.command_names import COMMANDS, load_object
-from topr_trl.cli.parsing import parse, settings_class
+from topr_trl.cli.command_names import COMMANDS, LOOPS
+from topr_trl.cli.parsing import parse
 from topr_trl.importing.input_settings import InputArguments
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.imported_input import with_imported_input
 from topr_trl.pipeline.parent_process import LOOP, end_processes_on_signals, end_with_the_loop
-from topr_trl.pipeline.settings import LaunchArguments
-from topr_trl.pipeline.stage import Stage
 from topr_trl.settings.checks import HUB
 
 # Warnings of libraries about a machine without a GPU, and about checkpoints of models with tied weights
@@ -32,7 +30,7 @@ def run(command: str, given: list[str]) -> None:
         yaml.YAMLError: the `--config` file is not valid YAML.
     """
     end_with_the_loop()
-    if issubclass(settings_class(command), LaunchArguments):
+    if command in LOOPS:
         end_processes_on_signals()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     for name in ("DeepSpeed", "transformers.trainer"):
@@ -46,16 +44,10 @@ def run(command: str, given: list[str]) -> None:
     if isinstance(args, InputArguments) and command != "import":
         args = with_imported_input(args)
     if command in COMMANDS:
-        load_object(COMMANDS[command].function)(args)
-    else:
-        run_stage(stages.load(command)(args))
-
-
-def run_stage(stage: Stage[Any]) -> None:
-    """Run a stage, and print its summary, its outcome and the next steps. Only the main process prints.
-
-    In a process of a loop, print nothing, because the loop prints a line for each stage.
-    """
+        resolve_name(COMMANDS[command].function)(args)
+        return
+    stage = stages.load(command)(args)
+    # Only the main process gets an entry. The loop prints a line for each of its stages.
     if (done := stage.run()) and LOOP not in os.environ:
         lines = (stage.summary(done), stage.outcome.format(**done, folder=stage.folder), stage.next_steps())
         print(*filter(None, lines), sep="\n", flush=True)

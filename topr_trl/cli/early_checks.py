@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from topr_trl.cli.command_names import values_given
 from topr_trl.settings.checks import HUB, check_choice, check_model_folder
 from topr_trl.settings.import_settings import IMPORT_SETTINGS
 from topr_trl.settings.shared import TOPRArguments
@@ -21,29 +20,20 @@ _PATHS = ("input", "rows", "compare", "accelerate_config", "sampling_python", "r
 _TABLES = ("dataset_name", "test_dataset_name")  # names of datasets on the Hub, or files with `_ENDINGS`
 _ENDINGS = (".parquet", ".json", ".jsonl")
 _TRACKERS = ("tensorboard", "trackio", "wandb")
-_OF_COMMANDS = {"record": [("aiohttp", "record")]}
 _MOST_BYTES = 1 << 20  # maximum size of a JSON file whose columns are checked
-# Use of the rows in `input` or `rows` by each command, see `check_usable`. The commands in `_IMPORTING` also read files
-# of other systems, so a JSON file without the columns of rows is not checked for them.
+# Use of the rows in `input` or `rows` by each command, see `check_usable`.
 _USES = {"iterate": "loop", "trial": "train", "score": "score", "curate": "train", "log-mu": "train", "train": "train",
          "evaluate": "evaluate"}  # fmt: skip
-_WITH_MODEL = ("iterate", "trial", "sample", "log-mu", "train", "evaluate")
-_IMPORTING = ("iterate", "trial", "curate", "log-mu", "train")
 
 
 def check_early(
-    command: str,
-    given: Sequence[str],
-    config: Mapping[str, Any],
-    names: Collection[str],
-    choices: Mapping[str, Sequence[str]],
+    command: str, values: Mapping[str, Any], names: Collection[str], choices: Mapping[str, Sequence[str]]
 ) -> None:
     """Check the arguments of a command.
 
     Args:
         command (`str`): Name of the command.
-        given (`Sequence[str]`): Arguments after the name.
-        config (`Mapping`): Settings in the YAML file.
+        values (`Mapping`): Values of settings on the command line and in the YAML file, by name.
         names (`Collection[str]`): Names of the command's settings.
         choices (`Mapping`): Values that settings of the command can have, by the name of the setting.
 
@@ -52,19 +42,21 @@ def check_early(
         ImportError: a package is not installed.
         ValueError: a value is not one of the choices, or the rows lack a column.
     """
-    given_values = {**config, **values_given(given)}.items()
-    values = {name: value for name, value in given_values if name in names and not str(value).startswith(HUB)}
+    values = {name: value for name, value in values.items() if not str(value).startswith(HUB)}
     _check_choices(values, choices)
     _check_paths(values)
+    if command == "plan":  # This command trains nothing, and knows models by other names.
+        return
     samples = not (command == "evaluate" and values.get("input") is not None)  # `evaluate` with rows loads no model.
-    if command in _WITH_MODEL and "model_name_or_path" in values and samples:
+    if "model_name_or_path" in values and samples:
         check_model_folder(str(values["model_name_or_path"]))
     _check_packages(command, values, samples)
     rows = values.get("rows" if command == "iterate" else "input")
     # Import settings can name other columns, such as the column of the reward.
-    is_imported = command in _IMPORTING and any(values.get(name) is not None for name in IMPORT_SETTINGS)
+    is_imported = any(values.get(name) is not None for name in IMPORT_SETTINGS)
     if command in _USES and rows is not None and not is_imported:
-        _check_columns(command, Path(str(rows)), by_functions="reward_funcs" in values)
+        by_functions = "reward_funcs" in values and _USES[command] != "train"
+        _check_columns(Path(str(rows)), _USES[command], by_functions, may_import="format" in names)
 
 
 def _check_choices(values: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> None:
@@ -91,42 +83,39 @@ def _check_paths(values: Mapping[str, Any]) -> None:
 
 
 def _check_packages(command: str, values: Mapping[str, Any], samples: bool) -> None:
-    needed = []
-    trackers = values.get("report_to") or ()
-    for name in _TRACKERS:
-        if name in ([trackers] if isinstance(trackers, str) else trackers):
-            needed.append((name, f"--report_to {name}", "trackers"))
+    trackers = values.get("report_to") or ()  # a name, or a list of names
+    needed = [(name, f"--report_to {name}", "trackers") for name in _TRACKERS if name in trackers]
     if values.get("sampling_backend") == "vllm" and not values.get("sampling_python") and samples:
         needed.append(("vllm", "--sampling_backend vllm", "vllm"))
     if command != "sample" and values.get("task") == "math" and "reward_funcs" not in values:
         needed.append(("math_verify", "--task math", "math"))
     if str(values.get("use_peft", False)).lower() not in ("false", "0", "no"):
         needed.append(("peft", "--use_peft", "peft"))
-    for package, extra in _OF_COMMANDS.get(command, ()):
-        needed.append((package, f"topr {command}", extra))
+    if command == "record":
+        needed.append(("aiohttp", "topr record", "record"))
     for package, user, extra in needed:
         if find_spec(package) is None:
             name, with_extra = package.replace("_", "-"), f'".[{extra}]"'
             raise ImportError(f"{user} needs {name}: run pip install {with_extra} in the clone.")
 
 
-def _check_columns(command: str, path: Path, by_functions: bool) -> None:
+def _check_columns(path: Path, use: str, by_functions: bool, may_import: bool) -> None:
     """Check the columns of a parquet file, a folder of parquet files, or a small JSON file.
 
-    A folder that a stage wrote is not checked, because a stage that runs again replaces its own columns.
+    A folder that a stage wrote is not checked, because a stage that runs again replaces its own columns. With
+    `may_import`, files without the columns of rows are not checked, because they can be files of other systems.
     """
     if (path / "_manifest.json").is_file():
         return
+    from topr_trl.data.usable_rows import check_usable  # The import of `datasets` takes most of a second.
+
     for file in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
         columns = _columns_of(file)
         is_of_rows = "prompt" in columns and bool({"completion", "completion_ids"} & set(columns))
-        if not columns or (command in _IMPORTING and not is_of_rows):
+        if not columns or (may_import and not is_of_rows):
             continue
-        from topr_trl.data.usable_rows import check_usable  # The import of `datasets` takes most of a second.
-
-        use = _USES[command]
         try:
-            check_usable(columns, use, by_functions and use != "train")
+            check_usable(columns, use, by_functions)
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
 
@@ -136,21 +125,16 @@ def _columns_of(file: Path) -> list[str]:
 
     Return [] if the file is damaged or has a different suffix, or if a JSON file is larger than `_MOST_BYTES`.
     """
-    if file.suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
+    from topr_trl.data.tables import schema_of
 
-        try:
-            return list(pyarrow.parquet.read_schema(file).names)
-        except (pyarrow.ArrowException, OSError):
-            return []  # The command names the damaged file.
-    if file.suffix not in _ENDINGS or file.stat().st_size > _MOST_BYTES:
-        return []
     try:
+        if file.suffix == ".parquet":
+            return schema_of(file).names
+        if file.suffix not in _ENDINGS or file.stat().st_size > _MOST_BYTES:
+            return []
         text = file.read_text(encoding="utf-8-sig")
-        rows = (
-            json.loads(text) if file.suffix == ".json" and text.startswith("[") else map(json.loads, text.splitlines())
-        )
+        is_array = file.suffix == ".json" and text.startswith("[")
+        rows = json.loads(text) if is_array else map(json.loads, text.splitlines())
         return list(dict.fromkeys(name for row in rows for name in row if isinstance(row, dict)))
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, RecursionError):  # The command names the damaged file.
         return []

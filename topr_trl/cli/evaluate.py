@@ -1,24 +1,20 @@
 """Run `topr evaluate`: sample and score where needed, then run the stage `evaluate`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from topr_trl.data.tables import columns_of, shards_of
-from topr_trl.data.usable_rows import check_usable, have_answers, in_all_shards, is_scored
+from topr_trl.data.usable_rows import have_answers, in_all_shards, is_scored
 from topr_trl.evaluation.answers import encode, read_samples, run_names
 from topr_trl.evaluation.bootstrap import matched, matching_order
 from topr_trl.evaluation.rewards import read_reward_samples
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.model_loading import model_path
-from topr_trl.pipeline.problems import check_rewards, load_problems
+from topr_trl.pipeline.problems import check_rewards, check_rows, load_problems
 from topr_trl.pipeline.run_folders import ROLLOUTS
 from topr_trl.pipeline.settings import stage_args
 from topr_trl.pipeline.shards import naming
 from topr_trl.pipeline.stages.evaluate import REPORT, Evaluate, EvaluateArguments
 from topr_trl.pipeline.stages.sample import Sample, SampleArguments
 from topr_trl.pipeline.stages.score import Score, ScoreArguments
-from topr_trl.rewards.functions import prepare_rewards
-from topr_trl.rewards.load_functions import load_reward_funcs
 from topr_trl.settings.checks import existing
 
 
@@ -48,7 +44,7 @@ def evaluate_command(args: EvaluateArguments) -> None:
         if path is not None:
             manifest.check_whole(path)
             scored = path is second and in_all_shards(path, is_scored)
-            check_evaluable(path, None if scored else args.reward_funcs)
+            check_rows(path, "evaluate", None if scored else args.reward_funcs)
     if source is None:
         check_rewards(load_problems(args, "test"), args)
     if second is not None:
@@ -79,26 +75,6 @@ def _names_of_runs(args: EvaluateArguments, source: Path | None, second: Path) -
         return run_names(source, second)
     model = Path(model_path(args)).name
     return [model, second.name if second.name != model else f"compared-{model}"]
-
-
-def check_evaluable(path: Path, reward_funcs: Sequence[str] | None = None) -> None:
-    """Check that rows can be evaluated, or can be scored first.
-
-    Args:
-        path (`Path`): File or folder of the rows.
-        reward_funcs (`Sequence[str]`, *optional*): Names of reward functions that score the rows.
-
-    Raises:
-        FileNotFoundError: the file does not exist, or the folder has no complete set of shards.
-        ValueError: a column is missing, a reward function cannot be used, or reward functions are given for rows that
-            are scored already.
-    """
-    for shard in shards_of(path):
-        columns = columns_of(shard)
-        with naming(shard):
-            check_usable(columns, "evaluate", bool(reward_funcs))
-            if not is_scored(columns):
-                prepare_rewards(load_reward_funcs(reward_funcs or []), columns, load=False)
 
 
 def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:

@@ -27,15 +27,15 @@ _LESS_IMPORTANT = {
     "trial": ("sampling_workers",),
 }
 # Groups of settings, by title, with the dataclasses that define them. Settings of `_FIRST`, and settings of all other
-# dataclasses, are in the group Data.
+# dataclasses, are in the group Data, which comes first. A setting of several groups is in the first of these.
 _GROUPS: dict[str, tuple[type, ...]] = {
+    "Data": (),
     "Model": (ModelConfig,),
     "Algorithm": (LossArguments, CurationArguments),
+    "Training": (SFTConfig,),
     "Sampling": (SamplingArguments, BackendArguments),
     "Machines": (LaunchArguments,),
-    "Training": (SFTConfig,),
 }
-_TITLES = ("Data", "Model", "Algorithm", "Training", "Sampling", "Machines")
 
 
 def format_help(command: str, description: str, everything: bool = False) -> str:
@@ -53,7 +53,7 @@ def format_help(command: str, description: str, everything: bool = False) -> str
     # Settings of `_FIRST` come first. The sort is stable, so the remaining settings keep their order.
     shown.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     kind = settings_class(command)
-    groups = {title: [name for name in shown if _group_of(name, kind) == title] for title in _TITLES}
+    groups = {title: [name for name in shown if _group_of(name, kind) == title] for title in _GROUPS}
     parts = []
     for title, own in groups.items():
         if own:

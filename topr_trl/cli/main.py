@@ -13,13 +13,11 @@ from difflib import get_close_matches
 import yaml
 
 from topr_trl import __version__
-from topr_trl.cli.command_names import commands, read_config, refuse_unknown, values_given
+from topr_trl.cli.command_names import LOOPS, commands, read_config, refuse_unknown, values_given
 from topr_trl.cli.settings_index import read_index, write_index
 from topr_trl.pipeline.child_processes import start_server
 from topr_trl.pipeline.parent_process import LOOP, is_one_of_several
 from topr_trl.user_warnings import printable
-
-_LOOPS = ("iterate", "trial")  # commands that run stages in other processes
 
 
 def console() -> None:
@@ -32,7 +30,7 @@ def console() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # Some terminals cannot show μ.
     arguments = without_debug(sys.argv[1:])
-    if sys.platform == "win32" and arguments and arguments[0] in ("record", *_LOOPS):
+    if sys.platform == "win32" and arguments and arguments[0] in ("record", *LOOPS):
         sys.exit(f"topr {arguments[0]}: it needs Linux or macOS. On Windows, use WSL.")
     # The default format also shows the line of code that warned.
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {printable(str(message))}\n"
@@ -53,7 +51,7 @@ def console() -> None:
             kept = str(stopped) or "Finished parts, such as checkpoints, are kept; without any, it starts over."
             again = shlex.join(["topr", *sys.argv[1:]])
             print(f"\ntopr {arguments[0]}: stopped. {kept} To continue, run: {again}", file=sys.stderr, flush=True)
-        if arguments[0] in _LOOPS:
+        if arguments[0] in LOOPS:
             os._exit(130)  # After a second Ctrl+C, do not wait for threads. On Linux, stages end with this process.
         sys.exit(130)
     if is_one_of_several():
@@ -123,15 +121,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     refuse_unknown(command, given, index)
     from topr_trl.cli.early_checks import check_early  # The import of huggingface_hub reads HF_HOME.
 
-    check_early(command, given, config, index["settings"][command], index["choices"][command])
+    known_settings, values = index["settings"][command], {**config, **values_given(given)}
+    values = {name: value for name, value in values.items() if name in known_settings}
+    check_early(command, values, known_settings, index["choices"][command])
     if command == "look":  # `topr look` needs neither torch nor TRL.
         from topr_trl.report.look import LookArguments, look_command
 
-        known = index["settings"][command]
-        values = {**config, **values_given(given)}
-        look_command(LookArguments(**{name: value for name, value in values.items() if name in known}))
+        look_command(LookArguments(**values))
         return
-    if command in _LOOPS:
+    if command in LOOPS:
         start_server()  # The server imports the libraries at the same time as this process.
     from topr_trl.cli.commands import run  # The import of torch and TRL takes seconds.
 

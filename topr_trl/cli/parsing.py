@@ -1,15 +1,16 @@
 """Read the settings of `topr COMMAND` from its arguments and a YAML file."""
 
 from collections.abc import Sequence
-from dataclasses import MISSING, fields, make_dataclass
-from dataclasses import field as new_field
+from copy import copy
+from dataclasses import Field, fields, make_dataclass
+from pkgutil import resolve_name
 from types import NoneType
 from typing import Any, get_type_hints
 
 import torch
 from trl import TrlParser
 
-from topr_trl.cli.command_names import COMMANDS, load_object, read_config, settings_given
+from topr_trl.cli.command_names import COMMANDS, read_config, values_given
 from topr_trl.cli.memory_plan import PLAN_SETTINGS
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.manifest import Json
@@ -26,14 +27,13 @@ def settings_of(command: str) -> tuple[str, ...]:
     """Return the names of the settings that a command takes."""
     if _has_own_settings(command):
         return _SUBSETS.get(command) or field_names(settings_class(command))
-    found: tuple[str, ...] = stages.load(command).setting_names()
-    return found
+    return stages.load(command).setting_names()
 
 
 def settings_class(command: str) -> type:
     """Return the dataclass of a command's settings."""
     if _has_own_settings(command):
-        return load_object(COMMANDS[command].settings)
+        return resolve_name(COMMANDS[command].settings)
     return stages.load(command).settings
 
 
@@ -67,8 +67,13 @@ def parse(command: str, given: list[str]) -> Any:
         is_text = isinstance(value, str) or (hint is str and type(value) in (int, float))
         if name in names and name in config and not is_text:
             check_type(name, value, hint | _UNDECLARED_TYPES[name] if name in _UNDECLARED_TYPES else hint)
-    parser = make_parser(command, names)
-    parser.set_defaults(**_settings_of_the_bundled_model(command, settings_given(given), config))
+    # With argparse's own usage, an error message would first list all settings.
+    parser = TrlParser(select_fields(kind, names), prog=f"topr {command}", allow_abbrev=False,
+                       usage=f"topr {command} [--config FILE] [settings]")  # fmt: skip
+    if "use_cpu" in names:
+        parser.set_defaults(use_cpu=not torch.accelerator.is_available())
+    values = {**config, **values_given(given)}
+    parser.set_defaults(**_settings_of_the_bundled_model(command, values))
     parsed, _, more = parser.parse_args_and_config(
         given, return_remaining_strings=True, separate_remaining_strings=True
     )
@@ -76,7 +81,7 @@ def parse(command: str, given: list[str]) -> Any:
         raise ValueError(f"Unexpected argument {more[0]!r}. topr {command} --help lists its settings.")
     settings = kind(**{name: getattr(parsed, name) for name in names})
     if isinstance(settings, LaunchArguments):
-        settings.is_cpu_given = "use_cpu" in {*settings_given(given), *config}
+        settings.is_cpu_given = "use_cpu" in values
     return settings
 
 
@@ -105,46 +110,30 @@ def select_fields(kind: type, names: Sequence[str]) -> type:
     """
     hints, own = get_type_hints(kind), {field.name: field for field in fields(kind)}
 
-    def copied(name: str) -> Any:
-        given = {"default": own[name].default, "default_factory": own[name].default_factory}
-        default: Json = {key: value for key, value in given.items() if value is not MISSING}
-        return new_field(metadata=dict(own[name].metadata), kw_only=True, **default)
+    def copied(name: str) -> "Field[Any]":
+        field = copy(own[name])
+        field.kw_only = True
+        return field
 
     return make_dataclass(kind.__name__, [(name, hints[name], copied(name)) for name in names])
 
 
-def make_parser(command: str, names: Sequence[str]) -> TrlParser:
-    """Return a parser for some settings of a command.
-
-    Args:
-        command (`str`): Name of the command.
-        names (`Sequence[str]`): Names of the settings.
-    """
-    # With argparse's own usage, an error message would first list all settings.
-    parser = TrlParser(select_fields(settings_class(command), names), prog=f"topr {command}", allow_abbrev=False,
-                       usage=f"topr {command} [--config FILE] [settings]")  # fmt: skip
-    if "use_cpu" in names:
-        parser.set_defaults(use_cpu=not torch.accelerator.is_available())
-    return parser
-
-
-def _settings_of_the_bundled_model(command: str, in_arguments: set[str], config: Json) -> Json:
+def _settings_of_the_bundled_model(command: str, given: Json) -> Json:
     """Return the defaults for the bundled model, and print them.
 
     Return {} if a model is given, or if the command takes no model or has its own default model (`plan`). Print nothing
     if `topr evaluate` reads given rows, because it then needs no model.
     """
     names = settings_of(command)
-    named = "model_name_or_path" in in_arguments or config.get("model_name_or_path")
-    if named or "model_name_or_path" not in names or command == "plan":
+    if given.get("model_name_or_path") or "model_name_or_path" not in names or command == "plan":
         return {}
     own = {name: value for name, value in CARELESS_SETTINGS.items() if name in names}
     # The bundled curation defaults are only for `topr iterate`, because `topr train` uses all rows of its input.
     # They also do not apply if the user sets a curation rule, because each rule has its own iteration size.
-    if command != "iterate" or "curation" in in_arguments | set(config):
+    if command != "iterate" or "curation" in given:
         own = {name: value for name, value in own.items() if name not in ("curation", "iteration_size")}
-    if not (command == "evaluate" and "input" in in_arguments | set(config)):
-        shown = [f"{name}={value}" for name, value in own.items() if name not in in_arguments | set(config)]
+    if not (command == "evaluate" and "input" in given):
+        shown = [f"{name}={value}" for name, value in own.items() if name not in given]
         defaults = f" and its defaults: {', '.join(shown)}" if shown else ""
         print(
             "--model_name_or_path is not set, so the command uses the bundled model (0.3 million parameters)"

@@ -14,12 +14,13 @@ from trl import ModelConfig
 from topr_trl.evaluation.bootstrap import Difference, paired_bootstrap, share_best
 from topr_trl.evaluation.estimates import Estimate, greedy_estimate
 from topr_trl.evaluation.report import plain_table
+from topr_trl.pipeline.arms import RECIPES, Arm
 from topr_trl.pipeline.manifest import PAGE
 from topr_trl.pipeline.settings import TrialArguments, field_names
 from topr_trl.pipeline.stage_inputs import values_of
 from topr_trl.pipeline.stages.curate import CHOICE
 from topr_trl.pipeline.stages.train import RESULT
-from topr_trl.pipeline.trial import RECIPES, Arm, Outcome, run_trial
+from topr_trl.pipeline.trial import Outcome, run_trial
 from topr_trl.report.contents import TRIAL
 from topr_trl.report.page import write_page
 from topr_trl.trainers.run_identity import compared_settings
@@ -40,14 +41,12 @@ class Recommendation:
     Attributes:
         arms (`list`): Arms, best first.
         means (`dict`): Mean result of each arm over the problems.
-        errors (`dict`): Standard error of each mean, by arm.
         behind (`dict`): Mean of each arm minus the mean of the best trained arm, from a bootstrap paired by problem.
         shares (`dict`): Share of bootstrap draws in which an arm is the best trained arm, by trained arm.
     """
 
     arms: list[Arm | None]
     means: dict[Arm | None, float]
-    errors: dict[Arm | None, float]
     behind: dict[Arm | None, Difference]
     shares: dict[Arm | None, float]
 
@@ -88,7 +87,6 @@ def recommend(values: dict[Arm | None, NDArray[np.float64]], seed: int = 0) -> R
         [`Recommendation`]: the ranking. In a tie, the arm that comes first in `values` ranks higher.
     """
     means = {arm: round(float(value.mean()), _DECIMALS) for arm, value in values.items()}
-    errors = {arm: float(value.std(ddof=1)) / len(value) ** 0.5 for arm, value in values.items()}
     arms = sorted(values, key=lambda arm: -means[arm])
     best = next(arm for arm in arms if arm is not None)
     others = np.stack([values[arm] for arm in arms], axis=1)
@@ -96,7 +94,7 @@ def recommend(values: dict[Arm | None, NDArray[np.float64]], seed: int = 0) -> R
     trained = [arm for arm in arms if arm is not None]
     shares = share_best(np.stack([values[arm] for arm in trained], axis=1), seed)
     return Recommendation(
-        arms, means, errors, dict(zip(arms, behind, strict=True)), dict(zip(trained, map(float, shares), strict=True))
+        arms, means, dict(zip(arms, behind, strict=True)), dict(zip(trained, map(float, shares), strict=True))
     )
 
 
@@ -124,8 +122,8 @@ def trial_command(args: TrialArguments) -> None:
     if found.better_than_none:
         config = shlex.quote(str(settings))
         shown = f"Use the recommended settings with topr train --config {config}, or with topr iterate. "
-    page = write_page(out, out / PAGE).path
-    print(f"\n{text}\n\n{shown}{page} shows the results and completions.", flush=True)
+    write_page(out, out / PAGE)
+    print(f"\n{text}\n\n{shown}{out / PAGE} shows the results and completions.", flush=True)
 
 
 # The best learning rate depends on these settings, so `recommended.yaml` always contains them.
@@ -159,15 +157,14 @@ def _table(args: TrialArguments, outcome: Outcome, found: Recommendation) -> lis
             arm.label if arm else _STARTING_MODEL,
             f"{arm.rate(args):g}" if arm else "",
             *([_format_percent(greedy_estimate(outcome.greedy[arm]))] if outcome.greedy else []),
-            _format_percent(_sampled_estimate(outcome, arm)),
+            _format_percent(_estimate(outcome.sampled[arm])),
             "" if arm == found.best else str(gap),
             f"{100 * found.shares[arm]:.0f}%" if arm else "",
         ])  # fmt: skip
     return rows
 
 
-def _sampled_estimate(outcome: Outcome, arm: Arm | None) -> Estimate:
-    values_P = outcome.sampled[arm]
+def _estimate(values_P: NDArray[np.float64]) -> Estimate:
     return Estimate(float(values_P.mean()), float(values_P.std(ddof=1)) / len(values_P) ** 0.5)
 
 
@@ -246,8 +243,8 @@ def _results_as_json(args: TrialArguments, outcome: Outcome, found: Recommendati
                 "learning_rate": arm.rate(args) if arm else None,
                 "settings": _settings_of_arm(args, arm) if arm else None,
                 "mean": found.means[arm],
-                "sampled": asdict(_sampled_estimate(outcome, arm)),
-                "standard_error": found.errors[arm],
+                "sampled": asdict(_estimate(outcome.sampled[arm])),
+                "standard_error": _estimate(outcome.values[arm]).standard_error,
                 "to_the_best": found.behind[arm].to_dict(),
                 "best_in_draws": found.shares.get(arm),
                 "recommended": found.better_than_none and arm == found.recommended,

@@ -7,14 +7,15 @@ and its closing tag. The opening tag can be in the generation prompt.
 import json
 import re
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache, wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import get_training_chat_template, supports_tool_calling
 
 Messages = list[dict[str, Any]]
+Probe = TypeVar("Probe", bound=Callable[..., Any])
 
 KEYS = ("reasoning_content", "reasoning", "thinking")  # keys of a message that can hold thinking
 # Placeholder texts. The code finds the tags that a template writes around them.
@@ -72,6 +73,24 @@ class Tags(NamedTuple):
 DEFAULT = Tags("<think>", "</think>")
 
 
+def remembered(probe: Probe) -> Probe:
+    """Keep the results of a function of a tokenizer, because many rows need the same result.
+
+    The function can have further arguments, such as options of the chat template. They are compared as JSON text. Its
+    result may depend on the tokens and on the template, so it is computed again after either has changed.
+    """
+
+    @lru_cache(maxsize=64)
+    def kept(tokenizer: PreTrainedTokenizerBase, size: int, template: str, arguments: str) -> Any:
+        return probe(tokenizer, *json.loads(arguments))
+
+    @wraps(probe)
+    def found(tokenizer: PreTrainedTokenizerBase, *arguments: Any) -> Any:
+        return kept(tokenizer, len(tokenizer), str(tokenizer.chat_template), json.dumps(arguments, default=str))
+
+    return cast(Probe, found)
+
+
 def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, /, tokenize: bool = False, **options: Any) -> Any:
     """Apply a chat template to messages. Return text, or the tokenizer's output if `tokenize` is True.
 
@@ -113,27 +132,25 @@ def check_tools(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> 
     Raises:
         CannotWrite: the template leaves out the name of a tool or of a parameter.
     """
-    if options.get("tools") and (missing := _missing_tools(tokenizer, json.dumps(options, default=str))):
+    if options.get("tools") and (missing := _missing_tools(tokenizer, options)):
         raise CannotWrite(
             f"its chat template leaves out {missing}. Set chat_template_path to a template that writes the definitions "
             "of tools, give prompt_ids and completion_ids, or drop the column tools if the model did not read them"
         )
 
 
-@lru_cache(maxsize=64)
-def _missing_tools(tokenizer: PreTrainedTokenizerBase, options: str) -> str | None:
+@remembered
+def _missing_tools(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> str | None:
     """Return a description of a tool or a parameter that a template leaves out, or None.
 
     The template renders a placeholder message, because the messages of a row could contain the same names. If the
-    template refuses the placeholder, the result is None. `options` are JSON text, because the cache needs hashable
-    arguments.
+    template refuses the placeholder, the result is None.
     """
-    given = json.loads(options)
     try:
-        text = render(tokenizer, [{"role": "user", "content": "?"}], add_generation_prompt=True, **given)
+        text = render(tokenizer, [{"role": "user", "content": "?"}], add_generation_prompt=True, **options)
     except CannotWrite:  # The template refuses the placeholder, so this check is impossible.
         return None
-    return missing_of_tools(given["tools"], text)
+    return missing_of_tools(options["tools"], text)
 
 
 def missing_of_tools(tools: Any, text: str) -> str | None:
@@ -152,20 +169,15 @@ def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+@remembered
 def thinking_tags(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> Tags | None:
     """Return the tags that a template writes around thinking, or None. `options` include the template."""
-    return _tags_of(tokenizer, json.dumps(options, default=str))
-
-
-@lru_cache(maxsize=64)
-def _tags_of(tokenizer: PreTrainedTokenizerBase, options: str) -> Tags | None:
-    """Return the tags of thinking, or None. `options` are JSON text, because the cache needs hashable arguments."""
-    asked, given = [{"role": "user", "content": "?"}], json.loads(options)
+    asked = [{"role": "user", "content": "?"}]
     plain = {"role": "assistant", "content": ANSWER}
     answers = ({**plain, **dict.fromkeys(KEYS, THINKING)}, plain)
     try:
-        thought, unthought = (str(render(tokenizer, [*asked, answer], **given)) for answer in answers)
-        return tags_in(thought, unthought, str(render(tokenizer, asked, add_generation_prompt=True, **given)))
+        thought, unthought = (str(render(tokenizer, [*asked, answer], **options)) for answer in answers)
+        return tags_in(thought, unthought, str(render(tokenizer, asked, add_generation_prompt=True, **options)))
     except CannotWrite:  # The template refuses the placeholders, so its tags are unknown.
         return None
 

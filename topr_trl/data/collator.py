@@ -155,17 +155,12 @@ def select_units(values_BT: Tensor, mask_BT: Tensor, place_U: Tensor, turn_U: Te
     return values_BT[place_U], mask_BT[place_U] & is_own_UT
 
 
-def _labels(row: dict[str, Any]) -> list[int]:
-    """Return the token ids of a row, with -100 for tokens that the model did not write."""
-    completion = row["input_ids"][row["prompt_length"] :]
-    mask = row.get(MASK) or [True] * len(completion)
-    own = [token if is_own else _CONTEXT for token, is_own in zip(completion, mask, strict=True)]
-    return [_CONTEXT] * row["prompt_length"] + own
-
-
 def _parts(row: dict[str, Any]) -> list[dict[str, list[int]]]:
-    """Return the sequences of a row, with their labels."""
-    ids, labels = row["input_ids"], _labels(row)
+    """Return the sequences of a row. The label of a token that the model did not write is -100."""
+    ids, prompt = row["input_ids"], row["prompt_length"]
+    mask = row.get(MASK) or [True] * (len(ids) - prompt)
+    own = [token if is_own else _CONTEXT for token, is_own in zip(ids[prompt:], mask, strict=True)]
+    labels = [_CONTEXT] * prompt + own
     ends = np.cumsum(row.get(PARTS) or [len(ids)]).tolist()
     return [{"input_ids": ids[a:b], "labels": labels[a:b]} for a, b in pairwise([0, *ends])]
 

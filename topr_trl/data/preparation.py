@@ -159,29 +159,27 @@ class ScoredRows:
             ValueError: no row is chosen, no baseline reaches `effective_positive_share`, or the rewards do not fit the
                 settings (see [`compose`]).
         """
-        if self.after_baseline_U is not None:
-            rewards, curated = compose(self.after_baseline_U, self.problems_U)
-            if self.times_U is not None:
-                times = self.times_U[curated.indices]
-                rewards, indices = np.repeat(rewards, times), np.repeat(curated.indices, times)
-                positives = int((rewards >= 0).sum())
-                curated = replace(curated, indices=indices, size=len(indices), chosen_positives=positives)
-        else:
+        if self.after_baseline_U is None:
             if self.has_returns:
                 changes["turns"] = self.units.turns_U
             rewards, curated = args.choose(self.rewards_U, self.problems_U, seed, self.sample_ids_U, **changes)
-        if len(rewards) == 0 and self.after_baseline_U is not None:
+            if len(rewards) == 0:
+                raise ValueError(
+                    f"curation={args.curation!r} chose no row of the {self.name} dataset: {curated}. Change curation"
+                    f"{'' if args.curation == 'balanced' else ' or baseline'}, or add rows of the kind that is missing."
+                )
+            return rewards, curated
+        rewards, curated = compose(self.after_baseline_U, self.problems_U)
+        times = 1 if self.times_U is None else self.times_U[curated.indices]
+        rewards, indices = np.repeat(rewards, times), np.repeat(curated.indices, times)
+        if len(rewards) == 0:
             columns = [AFTER_BASELINE] if self.times_U is None else [AFTER_BASELINE, TIMES_CHOSEN]
             raise ValueError(
                 f"The {self.name} dataset: no row is chosen by {' and '.join(columns)}. Run topr curate with other "
                 "settings, or drop what it added."
             )
-        if len(rewards) == 0:
-            raise ValueError(
-                f"curation={args.curation!r} chose no row of the {self.name} dataset: {curated}. Change curation"
-                f"{'' if args.curation == 'balanced' else ' or baseline'}, or add rows of the kind that is missing."
-            )
-        return rewards, curated
+        positives = int((rewards >= 0).sum())
+        return rewards, replace(curated, indices=indices, size=len(indices), chosen_positives=positives)
 
     def diagnose(self) -> Diagnosis | None:
         """Return the kinds of problems, or None if the rewards do not have exactly two values, or turns have rewards.

@@ -7,12 +7,11 @@ escape, the search also tries escaped forms.
 import json
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from topr_trl.data.chat_templates import DEFAULT, KEYS, CannotWrite, Messages, Tags, thinking_of
+from topr_trl.data.chat_templates import DEFAULT, KEYS, CannotWrite, Messages, Tags, remembered, thinking_of
 from topr_trl.data.text_tokens import special_tokens
 
 _TEXTS = ("content", *KEYS, "refusal")  # keys of a message that can hold text
@@ -252,7 +251,7 @@ def find_between_specials(
     Return -1 if there is no such index. For instance, the part `<|end|>` is found in the text `4.<|end|>`, but the part
     `end` is not.
     """
-    specials = _special_texts(tokenizer, len(tokenizer))
+    specials = _special_texts(tokenizer)
     place = text.rfind(part, start) if last else text.find(part, start)
     while place >= 0 and (_splits(specials, text, place) or _splits(specials, text, place + len(part))):
         place = text.rfind(part, start, place + len(part) - 1) if last else text.find(part, place + 1)
@@ -261,16 +260,13 @@ def find_between_specials(
 
 def first_special(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the special token that comes first in a text, or empty text if there is none."""
-    found = [special for special in _special_texts(tokenizer, len(tokenizer)) if special in text]
+    found = [special for special in _special_texts(tokenizer) if special in text]
     return min(found, key=lambda special: (text.index(special), -len(special)), default="")
 
 
-@lru_cache(maxsize=8)
-def _special_texts(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[str, ...]:
-    """Return the texts of special tokens, except single characters, which cannot be split.
-
-    The argument `size` is a part of the cache key, because tokens can be added to a tokenizer.
-    """
+@remembered
+def _special_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Return the texts of special tokens, except single characters, which cannot be split."""
     tokens = tokenizer.convert_ids_to_tokens(sorted(special_tokens(tokenizer)))
     return tuple(token for token in tokens if len(token) > 1)
 

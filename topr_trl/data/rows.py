@@ -62,23 +62,23 @@ _LONG_ID = 64  # characters
 OF_FUNCTION = "rewards/"  # prefix of columns that hold the rewards of one function
 
 
-def need_columns(columns: Collection[str], needed: Sequence[str], what: str) -> None:
-    """Raise a ValueError if a column is missing. `what` starts the message, for instance `"Rows to choose from"`."""
-    if not set(needed) <= set(columns):
-        hint = similar_columns(needed, columns)
-        raise ValueError(f"{what} need the columns {', '.join(needed)}; found {list(columns)}.{hint}")
-
-
-def similar_columns(needed: Sequence[str], columns: Collection[str]) -> str:
-    """Return a question for each missing column for which there is a column with a similar name, or `""`.
+def need_columns(columns: Collection[str], needed: Sequence[str | Sequence[str]], what: str, remedy: str = "") -> None:
+    """Raise a ValueError if a column is missing, and ask whether a column with a similar name is meant.
 
     Args:
-        needed (`Sequence[str]`): Names of columns, of which some are missing.
         columns (`Collection[str]`): Names of the existing columns.
+        needed (`Sequence`): Needed columns: names, or lists of names of which one is enough.
+        what (`str`): Start of the message, for instance `"Rows to choose from"`.
+        remedy (`str`, *optional*, defaults to `""`): Text at the end of the message.
     """
-    others = [name for name in columns if name not in needed]
-    similar = {name: get_close_matches(name, others, 1) for name in needed if name not in columns}
-    return "".join(f" Is {found[0]!r} meant to be {name!r}?" for name, found in similar.items() if found)
+    groups = [[names] if isinstance(names, str) else names for names in needed]
+    missing = [names for names in groups if not set(names) & set(columns)]
+    if missing:
+        listed, lacking = (", ".join(" or ".join(names) for names in each) for each in (groups, missing))
+        others = [name for name in columns if not any(name in names for names in groups)]
+        similar = {name: get_close_matches(name, others, 1) for name, *_ in missing}
+        hint = "".join(f" Is {found[0]!r} meant to be {name!r}?" for name, found in similar.items() if found)
+        raise ValueError(f"{what} need the columns {listed}; found {list(columns)}; missing: {lacking}.{hint}{remedy}")
 
 
 def checked_column(
@@ -228,18 +228,12 @@ def check_trainable_columns(columns: Sequence[str]) -> None:
             "topr import, or with trl.unpair_preference_dataset. If chosen and rejected start with the prompt, first "
             "split it off with dataset.map(trl.extract_prompt)."
         )
-    alternatives = (("prompt",), ("completion", "completion_ids"), ("reward", "label", TURN_REWARDS))
-    missing = [names[0] for names in alternatives if not set(names) & set(columns)]
-    if not missing:
-        return
-    hint = similar_columns(missing, columns)
-    raise ValueError(
-        "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label, or "
-        "turn_rewards); found "
-        f"{list(columns)}.{hint} Rename the columns in the file, or in Python with `dataset.rename_column`. Commands "
-        "also take names of columns: --prompt_field, --completion_field, --reward_fields. If there are no rewards, "
-        "score the rows with topr score. topr import reads lists of messages, and logs from other systems."
-    )
+    need_columns(
+        columns, ["prompt", ["completion", "completion_ids"], ["reward", "label", TURN_REWARDS]], "Rows to learn from",
+        " Rename the columns in the file, or in Python with `dataset.rename_column`. Commands also take names of "
+        "columns: --prompt_field, --completion_field, --reward_fields. If there are no rewards, score the rows with "
+        "topr score. topr import reads lists of messages, and logs from other systems.",
+    )  # fmt: skip
 
 
 def finite_rewards(rows: Dataset, may_be_missing: bool = False) -> NDArray[np.float64]:

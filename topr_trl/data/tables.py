@@ -7,7 +7,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, islice
@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Features, Json, List, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import generate_random_fingerprint
+
+from topr_trl.data.json_documents import read_documents
 
 Read = TypeVar("Read")
 
@@ -114,20 +116,22 @@ def shards_of(path: str | Path) -> list[Path]:
             files differs from the number in the name of the first file.
     """
     path = Path(path)
-    shards = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not path.is_dir():
+        return [path]
+    shards = sorted(path.glob("*.parquet"))
     if not shards:
         inside = sorted({str(file.parent) for depth in ("*", "*/*") for file in path.glob(f"{depth}/*.parquet")})
         hint = f" There are some in {', '.join(inside[:4])}{' and others' if inside[4:] else ''}." if inside else ""
         raise FileNotFoundError(f"There are no rows (*.parquet) in {path}.{hint}")
     numbered = [shard.stem.rpartition("-of-") for shard in shards]
     splits = {name.rpartition("-")[0] for name, _, count in numbered if count.isdigit()}
-    if path.is_dir() and len(splits) > 1:
+    if len(splits) > 1:
         raise FileNotFoundError(
             f"{path} holds shards of several splits ({', '.join(sorted(splits))}). Move each split to its own folder, "
             "or name one file."
         )
     _, is_numbered, expected = numbered[0]
-    if path.is_dir() and is_numbered and expected.isdigit() and int(expected) != len(shards):
+    if is_numbered and expected.isdigit() and int(expected) != len(shards):
         more = (
             "There are too many: move the others to their own folder."
             if len(shards) > int(expected)
@@ -235,8 +239,6 @@ def read_table(
                 f"Rows are read from {', '.join(TABLE_SUFFIXES)}, not {path.name}. Convert the file, for "
                 "example with pandas."
             )
-        if path.stat().st_size == 0:
-            raise ValueError(f"{path} is empty: it has no row.")
         if path.suffix != ".parquet":
             with path.open("rb") as file:
                 start = file.read(4_096)
@@ -294,8 +296,8 @@ def _with_exact_values(rows: Dataset, paths: list[Path], are_arrays: bool) -> Da
     stored = _mapped(features, lambda kind: Value("string") if isinstance(kind, Json) else kind)
     if stored == rows.features and not are_arrays:
         return rows
-    records, tables = chain.from_iterable(map(_json_records, paths)), []
-    while batch := [each if isinstance(each, dict) else {"text": each} for each in islice(records, 1_000)]:
+    records, tables = chain.from_iterable(map(read_documents, paths)), []
+    while batch := [each if isinstance(each, dict) else {"text": each} for _, each in islice(records, 1_000)]:
         columns = {name: [_stored(each.get(name), kind) for each in batch] for name, kind in features.items()}
         tables.append(pa.Table.from_pydict(columns, Features(stored).arrow_schema))
     return from_table(pa.concat_tables(tables).cast(Features(features).arrow_schema))
@@ -324,27 +326,6 @@ def _stored(value: Any, feature: Any) -> Any:
         return float(value)  # Arrow refuses integers above 2^53.
     return json.dumps(value) if isinstance(feature, Json) else value
 
-
-def _json_records(path: Path) -> Iterator[Any]:
-    """Yield the objects of a file of JSON lines, or of one JSON array."""
-    with path.open(encoding="utf-8-sig") as file:
-        for line in file:
-            try:
-                values: Iterable[Any] = [json.loads(line)] if line.strip() else []
-            except json.JSONDecodeError:  # The line has a part of a value, or several values.
-                values = _json_values(line + file.read())
-            for value in values:
-                yield from value if isinstance(value, list) else [value]
-
-
-def _json_values(text: str) -> Iterator[Any]:
-    end = 0
-    while start := _NOT_BLANK.search(text, end):
-        value, end = _DECODER.raw_decode(text, start.start())
-        yield value
-
-
-_NOT_BLANK, _DECODER = re.compile(r"\S"), json.JSONDecoder()
 
 # `datasets` 4.7 does not wrap all errors of its reader in a DatasetGenerationError.
 _READING = (DatasetGenerationError, ValueError, KeyError, TypeError, AttributeError)

@@ -4,14 +4,12 @@ Many tokenizers add tokens where a text starts or ends: a BOS token, a stop toke
 (SentencePiece). A completion continues its prompt, so nothing may be added between them.
 """
 
-import json
-from functools import lru_cache
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from trl.data_utils import common_prefix_length
 
-from topr_trl.data.chat_templates import ANSWER, CannotWrite, render, templates_of
+from topr_trl.data.chat_templates import ANSWER, CannotWrite, remembered, render, templates_of
 
 # Neutral texts, after which a completion is tokenized if its start would merge with the end of its prompt.
 _NEUTRAL = ("\n", "x", ".", "=")
@@ -88,13 +86,8 @@ def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     found = tokenizer(prompt, return_special_tokens_mask=True)
     ids, is_added = found["input_ids"], found["special_tokens_mask"]
     end = max((n for n, added in enumerate(is_added, 1) if not added), default=0)
-    return without_second_bos(ids[:end], tokenizer)
-
-
-def without_second_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of a prompt, without its first token if it starts with two BOS tokens."""
-    bos = tokenizer.bos_token_id
-    return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+    ids = ids[:end]
+    return ids[1:] if ids[:2] == [tokenizer.bos_token_id] * 2 else ids
 
 
 def stop_token(tokenizer: PreTrainedTokenizerBase, of_template: int | None) -> int:
@@ -129,6 +122,7 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: Generatio
     return sorted({*stops_of(tokenizer, {}), *([own] if isinstance(own, int) else own or [])})
 
 
+@remembered
 def turn_of_template(
     tokenizer: PreTrainedTokenizerBase, given: dict[str, Any], is_call: bool
 ) -> tuple[str, int | None]:
@@ -146,17 +140,8 @@ def turn_of_template(
     """
     if not tokenizer.chat_template:
         return "", None
-    template = templates_of(tokenizer, given)[0][0]
-    return _turn_of_template(tokenizer, len(tokenizer), template, json.dumps(given, default=str), is_call)
-
-
-@lru_cache(maxsize=64)
-def _turn_of_template(
-    tokenizer: PreTrainedTokenizerBase, size: int, template: str, options: str, is_call: bool
-) -> tuple[str, int | None]:
-    # `size` is only a part of the cache key, because tokens can be added to a tokenizer.
     turns = [_USER, _CALLED if is_call else {**_USER, "role": "assistant"}]
-    given = {**json.loads(options), "chat_template": template}
+    given = {**given, "chat_template": templates_of(tokenizer, given)[0][0]}
     try:
         opening = render(tokenizer, [_USER], add_generation_prompt=True, **given).partition(ANSWER)[2].strip()
         both = [render(tokenizer, each, **given) for each in (turns, [*turns, _RESULT if is_call else _USER])]
@@ -169,13 +154,8 @@ def _turn_of_template(
     return opening, next(iter([*shared[-1:], *own, *marker]), None)
 
 
+@remembered
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Return the ids of all special tokens, such as the stop token, the BOS token and `<end_of_turn>`."""
-    return _special_tokens(tokenizer, len(tokenizer))
-
-
-@lru_cache(maxsize=8)
-def _special_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> frozenset[int]:
-    # `size` is only a part of the cache key, because tokens can be added to a tokenizer.
     added = {token for token, content in tokenizer.added_tokens_decoder.items() if content.special}
     return frozenset({*added, *tokenizer.all_special_ids, tokenizer.eos_token_id} - {None})

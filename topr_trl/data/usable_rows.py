@@ -11,6 +11,7 @@ from topr_trl.data.rows import TURN_REWARDS, check_trainable_columns, have_rewar
 from topr_trl.data.tables import columns_of, shards_of
 
 _OF_EVALUATION = ("problem_id", "prompt")  # columns that identify the problem of a row; one of the two is enough
+_TO_EVALUATE = "Rows to evaluate"
 
 
 def check_usable(columns: Sequence[str], use: str, by_functions: bool = False) -> None:
@@ -33,9 +34,9 @@ def check_usable(columns: Sequence[str], use: str, by_functions: bool = False) -
     if use == "train" or (use == "loop" and rewarded):
         check_trainable_columns(columns)
     elif use == "answers":
-        _need_one_of_each(columns, (_OF_EVALUATION, ("answer",), ("extracted",)))
+        need_columns(columns, (_OF_EVALUATION, "answer", "extracted"), _TO_EVALUATE)
     elif use == "evaluate" and is_scored(columns) and not by_functions:
-        _need_one_of_each(columns, (_OF_EVALUATION,))
+        need_columns(columns, (_OF_EVALUATION,), _TO_EVALUATE)
     elif by_functions and (rewarded or (use == "evaluate" and is_scored(columns))):
         there = [name for name in ("reward", TURN_REWARDS, "label", "verdict", "extracted") if name in columns]
         raise ValueError(
@@ -43,8 +44,8 @@ def check_usable(columns: Sequence[str], use: str, by_functions: bool = False) -
             "reward_funcs."
         )
     elif use == "evaluate":
-        answer = () if by_functions else (("answer",),)
-        _need_one_of_each(columns, (_OF_EVALUATION, *answer, ("extracted", "reward", "completion")))
+        answer = () if by_functions else ("answer",)
+        need_columns(columns, (_OF_EVALUATION, *answer, ("extracted", "reward", "completion")), _TO_EVALUATE)
     elif by_functions or not rewarded:
         prompt = ("prompt",) if by_functions or use == "loop" else ()
         need_columns(columns, (*prompt, "completion", *(() if by_functions else ("answer",))), "rows without a reward")
@@ -77,11 +78,3 @@ def in_all_shards(path: Path, test: Callable[[list[str]], bool]) -> bool:
 def have_answers(columns: Collection[str]) -> bool:
     """Return whether rows with these columns have the answers that a judge extracted, and the correct answers."""
     return {"extracted", "answer"} <= set(columns)
-
-
-def _need_one_of_each(columns: Collection[str], needed: Sequence[Sequence[str]]) -> None:
-    """Raise a ValueError unless `columns` includes at least one column from each group in `needed`."""
-    if missing := [" or ".join(names) for names in needed if not set(names) & set(columns)]:
-        raise ValueError(
-            f"Rows to evaluate need the columns {', '.join(map(' or '.join, needed))}; missing: {', '.join(missing)}."
-        )

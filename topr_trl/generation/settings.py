@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from datasets import Dataset, Features, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
-from topr_trl.data.sampler_logps import GREEDY, LOGPROBS_MODE, RAW, SAMPLING, TEMPERATURE
+from topr_trl.data.sampler_logps import GREEDY, LOGPROBS_MODE, RAW, SAMPLING, TEMPERATURE, TOP_K, TOP_P
 from topr_trl.data.text_tokens import encode_prompt
 from topr_trl.data.tokenization import encode_messages
 from topr_trl.settings.checks import check_at_least, check_types
@@ -128,59 +128,61 @@ def encode_prompts(
     return ids
 
 
-def sampled_row(
-    problem: dict[str, Any],
-    sample_id: int,
+class Draw(NamedTuple):
+    """Completion that a sampler drew for a prompt.
+
+    Attributes:
+        ids (`list[int]`): Token ids of the completion, including its stop token.
+        finish_reason (`str`): `"stop"` or `"length"`.
+        logps (`list[float]`): Log-probability of each token under the model, before temperature and filters.
+        temperature (`float`): Temperature of the completion. 0 means greedy.
+    """
+
+    ids: list[int]
+    finish_reason: str
+    logps: list[float]
+    temperature: float
+
+
+def rows_of_draws(
+    draws: list[list[Draw]],
+    problems: Dataset,
+    prompt_ids: list[list[int]],
     tokenizer: PreTrainedTokenizerBase,
-    prompt_ids: list[int],
-    completion_ids: list[int],
-    finish_reason: str,
-    sampler_logps: list[float],
     args: SamplingArguments,
-    temperature: float,
-) -> dict[str, Any]:
-    """Return a row with the columns of `topr_trl.data.rows`, without a reward.
+) -> Dataset:
+    """Return a row for each draw, with the columns of `topr_trl.data.rows`, without a reward.
 
     If the prompt is messages, the completion is one assistant message, as in TRL. A greedy row has the `top_p` and
     `top_k` of the samples, although they do not affect greedy completions.
 
+    The columns of the problems keep their types. Types that are inferred from the rows of one shard can differ between
+    shards. For example, a column of text that is null in all rows of a shard would have the type null, and the shards
+    could not be read together.
+
     Args:
-        problem (`dict`): Columns of the problem.
-        sample_id (`int`): Position in the sampling order of the problem.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer that decodes the completion.
-        prompt_ids (`list[int]`): Token ids of the prompt.
-        completion_ids (`list[int]`): Token ids of the completion.
-        finish_reason (`str`): `"stop"` or `"length"`.
-        sampler_logps (`list[float]`): Log-probabilities of the model before temperature and filters, one per token.
+        draws (`list[list[Draw]]`): Draws for each problem, in their sampling order.
+        problems ([`~datasets.Dataset`]): Problems.
+        prompt_ids (`list[list[int]]`): Token ids of the prompt of each problem.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer that decodes the completions.
         args ([`SamplingArguments`]): Sampling settings.
-        temperature (`float`): Temperature of the completion. 0 means greedy.
-    """
-    text = tokenizer.decode(completion_ids, skip_special_tokens=True)
-    return {
-        **problem,
-        "sample_id": sample_id,
-        "completion": text if isinstance(problem["prompt"], str) else [{"role": "assistant", "content": text}],
-        "prompt_ids": prompt_ids,
-        "completion_ids": completion_ids,
-        "finish_reason": finish_reason,
-        "sampler_logps": sampler_logps,
-        LOGPROBS_MODE: RAW,
-        **{name: getattr(args, name) for name in SAMPLING},
-        TEMPERATURE: temperature,
-    }
-
-
-def rows_as_dataset(rows: list[dict[str, Any]], problems: Dataset) -> Dataset:
-    """Return sampled rows as a dataset in which the columns of the problems keep their types.
-
-    Types that are inferred from the rows of one shard can differ between shards. For example, a column of text that is
-    null in all rows of a shard would have the type null, and the shards could not be read together.
-
-    Args:
-        rows (`list[dict]`): Rows of `sampled_row`.
-        problems ([`~datasets.Dataset`]): Problems of the rows.
     """
     types = Features({name: kind for name, kind in problems.features.items() if name not in COLUMNS_OF_SAMPLER})
-    copied = Dataset.from_list([{name: row[name] for name in types} for row in rows], features=types)
-    sampled = Dataset.from_list([{name: row[name] for name in COLUMNS_OF_SAMPLER} for row in rows])
-    return concatenate_datasets([copied, sampled], axis=1)
+    copied, sampled = [], []
+    for problem, ids, of_problem in zip(problems.with_format(None), prompt_ids, draws, strict=True):
+        copied += [{name: problem[name] for name in types}] * len(of_problem)
+        for number, draw in enumerate(of_problem):
+            text = tokenizer.decode(draw.ids, skip_special_tokens=True)
+            sampled.append({
+                "sample_id": number,
+                "completion": text if isinstance(problem["prompt"], str) else [{"role": "assistant", "content": text}],
+                "prompt_ids": ids,
+                "completion_ids": draw.ids,
+                "finish_reason": draw.finish_reason,
+                "sampler_logps": draw.logps,
+                LOGPROBS_MODE: RAW,
+                TEMPERATURE: draw.temperature,
+                TOP_P: args.top_p,
+                TOP_K: args.top_k,
+            })  # fmt: skip
+    return concatenate_datasets([Dataset.from_list(copied, features=types), Dataset.from_list(sampled)], axis=1)

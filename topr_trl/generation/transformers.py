@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -20,13 +19,7 @@ from transformers import (
 from topr_trl.data.sampler_logps import GREEDY
 from topr_trl.data.text_tokens import stop_tokens
 from topr_trl.data.tokenized_rows import check_ids, check_special_tokens
-from topr_trl.generation.settings import (
-    SamplingArguments,
-    draws_of,
-    encode_prompts,
-    rows_as_dataset,
-    sampled_row,
-)
+from topr_trl.generation.settings import Draw, SamplingArguments, draws_of, encode_prompts, rows_of_draws
 from topr_trl.settings.sampling import replaced_generation_config, warn_of_own_settings
 from topr_trl.trainers.checkpoints import check_finite
 from topr_trl.trainers.forward_checks import without_cudnn_attention
@@ -112,7 +105,7 @@ def sample_completions(
     ]
     # Prompts are sorted by length, so that a batch needs little padding.
     order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
-    rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
+    drawn: list[list[Draw]] = [[] for _ in prompt_ids]
     bar = {} if state.is_main_process else {"disable": True}  # `disable=None` would override TQDM_DISABLE
     total = len(order) * sum(count for _, _, count, _ in draws)
     with without_cudnn_attention(), _restored_generators(), tqdm(total=total, desc=description, **bar) as progress:
@@ -123,17 +116,12 @@ def sample_completions(
                 stream = state.process_index + draw * state.num_processes
                 torch.manual_seed(seed + 1_000_003 * stream + start)
                 batch = order[start : start + step]
-                drawn, logps = _generate(model, tokenizer, [prompt_ids[i] for i in batch], config)
-                batch_problems = [*problems.select(batch)]
-                for n, tokens in enumerate(drawn):
-                    i, problem = batch[n // count], batch_problems[n // count]
+                completions, logps = _generate(model, tokenizer, [prompt_ids[i] for i in batch], config)
+                for n, tokens in enumerate(completions):
                     ids, reason = _trim(tokens, config.eos_token_id, tokenizer, stop_strings, args.max_new_tokens)
-                    rows[i].append(
-                        sampled_row(problem, len(rows[i]), tokenizer, prompt_ids[i], ids, reason,
-                                    logps[n][: len(ids)], args, temperature)
-                    )  # fmt: skip
-                progress.update(len(drawn))
-    return rows_as_dataset([row for problem in rows for row in problem], problems)
+                    drawn[batch[n // count]].append(Draw(ids, reason, logps[n][: len(ids)], temperature))
+                progress.update(len(completions))
+    return rows_of_draws(drawn, problems, prompt_ids, tokenizer, args)
 
 
 def _generation_config(

@@ -11,13 +11,7 @@ from datasets import Dataset
 from transformers import GenerationConfig
 
 from topr_trl.data.text_tokens import stop_tokens
-from topr_trl.generation.settings import (
-    SamplingArguments,
-    draws_of,
-    encode_prompts,
-    rows_as_dataset,
-    sampled_row,
-)
+from topr_trl.generation.settings import Draw, SamplingArguments, draws_of, encode_prompts, rows_of_draws
 from topr_trl.settings.checks import check_types
 from topr_trl.settings.sampling import warn_of_own_settings
 from topr_trl.trainers.checkpoints import read_adapter_config
@@ -200,22 +194,15 @@ def sample_completions_with_vllm(
         for i, temperature, count in requests
     ]
     prompts = [{"prompt_token_ids": prompt_ids[i]} for i, _, _ in requests]
-    outputs = engine.generate(prompts, params, **_request_options(adapter))
-    given = list(problems.with_format(None))  # another format can hide columns
-    rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
+    lora = {}
+    if adapter is not None:
+        from vllm.lora.request import LoRARequest
+
+        lora = {"lora_request": LoRARequest(adapter.name, 1, str(adapter))}
+    outputs = engine.generate(prompts, params, **lora)
+    draws: list[list[Draw]] = [[] for _ in prompt_ids]
     for (i, temperature, _), output in zip(requests, outputs, strict=True):
-        ids = list(output.prompt_token_ids)
         for sample in output.outputs:
             reason = "length" if sample.finish_reason == "length" else "stop"
-            drawn, logps = list(sample.token_ids), list(sample.logprobs.logprobs)
-            rows[i].append(sampled_row(given[i], len(rows[i]), tokenizer, ids, drawn, reason, logps, args, temperature))
-    return rows_as_dataset([row for problem in rows for row in problem], problems)
-
-
-def _request_options(adapter: Path | None) -> dict[str, Any]:
-    """Return the arguments of `generate` for an engine that was started with `adapter`."""
-    if adapter is None:
-        return {}
-    from vllm.lora.request import LoRARequest
-
-    return {"lora_request": LoRARequest(adapter.name, 1, str(adapter))}
+            draws[i].append(Draw(list(sample.token_ids), reason, list(sample.logprobs.logprobs), temperature))
+    return rows_of_draws(draws, problems, prompt_ids, tokenizer, args)

@@ -19,7 +19,7 @@ from topr_trl.hub.upload import README, Upload
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import facts_of_sampling, name_on_the_hub, problems_of, sampling_of, writer_of
 from topr_trl.pipeline.manifest import Json
-from topr_trl.trainers.model_card import PAPER, TAGS, markdown_table
+from topr_trl.trainers.model_card import CITATION, TAGS, markdown_table
 
 _COUNTED = (
     "reward", "reward_after_baseline", "times_chosen", "label", "verdict", "finish_reason", "mu_fingerprint",
@@ -200,10 +200,7 @@ def dataset_card(repo_id: str, counts: Counts, files: str, sampling: Json) -> Da
     if fingerprints := sorted(filter(None, counts.values.get("mu_fingerprint", []))):
         made["fingerprint of μ"] = ", ".join(f"`{fingerprint}`" for fingerprint in fingerprints)
     texts, size = counts.texts(), _SIZES[min(max(len(str(counts.rows)) - 3, 0), len(_SIZES) - 1)]
-    trajectories = texts.get("trajectories")
-    rows_text = (
-        f"{counts.rows:,} rows of {trajectories} trajectories" if trajectories else f"{counts.rows:,} completions"
-    )
+    sizes = [f"{texts[name]} {name}" for name in ("rows", "trajectories", "completions") if name in texts]
     data = DatasetCardData(
         pretty_name=repo_id.rpartition("/")[2],
         task_categories=["text-generation"],
@@ -217,7 +214,7 @@ def dataset_card(repo_id: str, counts: Counts, files: str, sampling: Json) -> Da
         template_path=str(Path(__file__).with_name("dataset_card.md")),
         name=data.pretty_name,
         repo_id=repo_id,
-        size=f"{rows_text} for {texts['problems']} problems",
+        size=f"{' of '.join(sizes)} for {texts['problems']} problems",
         problems=problems_of(sampling),
         sampler=writer_of(sampling),
         model=name_on_the_hub(sampling.get("model")) or "the-model-that-wrote-the-rows",
@@ -227,7 +224,7 @@ def dataset_card(repo_id: str, counts: Counts, files: str, sampling: Json) -> Da
         counts=markdown_table(("property", "value"), texts.items()),
         columns=markdown_table(["column", "type", "meaning"], rows),
         made=markdown_table(("setting", "value"), made.items()) if made else None,
-        citation=PAPER["citation"],
+        citation=CITATION,
     )
     return card
 
@@ -277,8 +274,7 @@ def pack_rows(path: Path, repo_id: str) -> Upload:
         files[manifest.NAME] = _without_paths(manifest_file)
     names = "*.parquet" if path.is_dir() else path.name
     card = dataset_card(repo_id, counts_of(shards), names, sampling_of(path))
-    kept = {README, *files}
-    left_out = [p.name for p in sorted(path.glob("[!.]*")) if p.name not in kept] if path.is_dir() else []
+    files[README] = str(card).encode()
     # The card of a single file names this file alone, so other files stay, and are not loaded.
     replaces = (*(["*.parquet"] if path.is_dir() else []), manifest.NAME)
-    return Upload("dataset", {**files, README: str(card).encode()}, tuple(left_out), replaces)
+    return Upload(path, "dataset", files, replaces)

@@ -66,7 +66,7 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
     """
     folder = folder.resolve()  # The names of the folder and of its parents tell what it is.
     files = _files_of(folder)
-    card, picture = _card_of(folder, repo_id), None
+    card = _card_of(folder, repo_id)
     results, sampling = _results(folder, before, after)
     evaluations = {name: _read_evaluation(path) for name, path in results.items()}
     sizes = sorted({evaluation.num_problems for evaluation in evaluations.values()})
@@ -82,18 +82,14 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
         how = f"{problems_of(sampling)}, temperature {sampling['temperature']:g}" if sampling else None
         with TemporaryDirectory() as aside:
             add_section(card, Evaluations(evaluations).write_card_section(Path(aside), how))
-            drawn = Path(aside) / PICTURE
-            picture = drawn.read_bytes() if drawn.is_file() else None
+            if (drawn := Path(aside) / PICTURE).is_file():
+                files[PICTURE] = drawn.read_bytes()
         if dataset:
             card.data.eval_results = results_metadata(list(evaluations.values())[-1], dataset)
     elif PICTURE in card.text:
-        picture = _readme_of(folder).with_name(PICTURE).read_bytes()
-    if picture:
-        files[PICTURE] = picture
-    names = {Path(name).parts[0] for name in files} | {README, manifest.NAME}
-    left_out = [path.name for path in sorted(folder.glob("[!.]*")) if path.name not in names]
+        files[PICTURE] = _readme_of(folder).with_name(PICTURE)
     files[README] = str(card).encode()
-    return Upload("model", files, tuple(left_out), _WANTED)
+    return Upload(folder, "model", files, _WANTED)
 
 
 def _files_of(folder: Path) -> dict[str, Path | bytes]:

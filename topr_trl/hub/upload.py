@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from topr_trl.pipeline import manifest
+
 README = "README.md"
 
 
@@ -12,18 +14,27 @@ class Upload:
     """Files to push in one commit.
 
     Attributes:
+        folder (`Path`): Local folder or file.
         repo_type (`str`): `"model"` or `"dataset"`.
         files (`Mapping[str, Path | bytes]`): Path or content of each file, by its name in the repository. The content
             of the card, `README.md`, is in `bytes`.
-        left_out (`tuple[str, ...]`): Names of files and subfolders in the local folder that are not pushed.
         replaces (`tuple[str, ...]`): Patterns of files to remove from the repository if they are not in `files`, such
             as the shards of an earlier model.
     """
 
+    folder: Path
     repo_type: str
     files: Mapping[str, Path | bytes]
-    left_out: tuple[str, ...]
     replaces: tuple[str, ...]
+
+    @property
+    def left_out(self) -> list[str]:
+        """Return the names of files and subfolders in the local folder that are not pushed.
+
+        Hidden files, and the manifest of a model, are not listed.
+        """
+        pushed = {Path(name).parts[0] for name in self.files} | {manifest.NAME}
+        return [path.name for path in sorted(self.folder.glob("[!.]*")) if path.name not in pushed]
 
     @property
     def card(self) -> str:

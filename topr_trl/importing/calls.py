@@ -288,7 +288,7 @@ def format_of_calls(dialect: Dialect, source: str, loses: str) -> Format:
         left_out=lambda record: LeftOut.FAILED if is_failed(record) else None,
     )  # fmt: skip
     return Format(
-        source=source, suffix=".jsonl", rows=envelope.rows, columns=COLUMNS_OF_CALLS,
+        source=source, rows=envelope.rows, columns=COLUMNS_OF_CALLS,
         required=frozenset({"response"}), rank=2, loses=loses,
         # A failed line of a batch can lack a response.
         records=lambda record: [_with_call({"response": None, **record} if record.get("error") else record, dialect)],

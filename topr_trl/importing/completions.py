@@ -52,7 +52,7 @@ def notes_of(row: Row) -> list[str]:
     found = {
         "several_turns": turns_of(row) > 1 and row.get(TURN_REWARDS) is None,
         "ends_with_user": isinstance(completion, list) and bool(completion) and completion[-1]["role"] == "user",
-        "printed": _content(completion) is not None and bool(_PRINTED.match(_content(completion) or "")),
+        "printed": bool(_PRINTED.match(_content(completion))),
         "placeholder": _is_placeholder(row["prompt"]) or _is_placeholder(completion),
         "redacted": row.get("redacted", False),
         "partial": row.get(PARTIAL, False),
@@ -60,11 +60,11 @@ def notes_of(row: Row) -> list[str]:
     return [name for name, is_true in found.items() if is_true]
 
 
-def _content(given: Any) -> str | None:
-    """Return a text, or the content of a single message. Return None for other values."""
+def _content(given: Any) -> str:
+    """Return a text, or the content of a single message. Return "" for other values."""
     if isinstance(given, list) and len(given) == 1 and isinstance(given[0], dict):
         given = given[0].get("content")
-    return given if isinstance(given, str) else None
+    return given if isinstance(given, str) else ""
 
 
 # Text that Python prints for an object, a dictionary or a list, such as `ChatCompletionMessage(content='4')`.
@@ -73,7 +73,7 @@ _PRINTED = re.compile(r"\w+\(\w+=|\{'\w+': |\['.*'\]$|content=['\"]", re.DOTALL)
 
 def _is_placeholder(given: Any) -> bool:
     """Return whether a text, or the content of a single message, is a word for a missing value."""
-    return (text := _content(given)) is not None and text.strip().strip("#<>[]!?").lower() in _PLACEHOLDERS
+    return _content(given).strip().strip("#<>[]!?").lower() in _PLACEHOLDERS
 
 
 _PLACEHOLDERS = ("nan", "none", "null", "nil", "undefined", "n/a", "na", "error", "ref", "value", "name", "div/0",
@@ -176,11 +176,6 @@ def check_last_turn(row: Row) -> None:
             "its prompt is not a list of messages, or its completion has no assistant turn, so --completion last_turn "
             "cannot find the last turn"
         )
-
-
-def last_turn(row: Row) -> Row:
-    """Return a row whose completion starts with the model's last turn. Earlier turns become part of the prompt."""
-    return cut_turns(row, turns_of(row) - 1)
 
 
 def cut_turns(row: Row, first: int, last: int | None = None) -> Row:

@@ -122,11 +122,9 @@ def _answer(given: Mapping[str, Any], blocks: list[Mapping[str, Any]]) -> Row:
             f"an assistant message has {', '.join(kinds)} in this order, and chat templates write thinking, text and "
             "tool calls. Split the message in the file"
         )
-    calls = [call(block["name"], block["input"], block.get("id")) for block in filter(_is_call, blocks)]
+    calls = [
+        call(block["name"], block["input"], block.get("id")) for block in blocks if block.get("type") == "tool_use"
+    ]
     text, thinking = split_parts(blocks, calls)
     return message({**given, "content": text, "reasoning_content": thinking or given.get("reasoning_content"),
                     "tool_calls": calls or given.get("tool_calls")})  # fmt: skip
-
-
-def _is_call(block: Mapping[str, Any]) -> bool:
-    return block.get("type") == "tool_use"

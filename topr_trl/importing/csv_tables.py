@@ -34,11 +34,6 @@ def read_table(path: Path) -> Iterator[dict[str, str | None]]:
         yield {name: value or None for name, value in zip(names, row, strict=True)}
 
 
-def count_rows(path: Path) -> int:
-    """Return the number of rows of a file, without the header."""
-    return max(sum(1 for _ in _rows(path)) - 1, 0)
-
-
 def _rows(path: Path) -> Iterator[list[str]]:
     """Yield the names of the columns, and then the cells of each row. Empty lines are skipped."""
     delimiter, has_separator = _delimiter(path)

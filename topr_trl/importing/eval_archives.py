@@ -5,12 +5,13 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from topr_trl.importing import json_documents
+from topr_trl.data import json_documents
 
 SUFFIX = ".eval"
 _ZSTD = 93  # compression method in zip files; zipfile does not support it before Python 3.14
@@ -33,16 +34,13 @@ def read_samples(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         ValueError: the file cannot be read or is damaged, is not an archive of inspect_ai, splits its samples into
             chunks, or has a header or a sample that is longer than `json_documents.LONGEST`.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            header = _header(archive)
-            for member in _members(archive):
-                sample = json.loads(_content(archive, member))
-                if not isinstance(sample, dict):
-                    raise zipfile.BadZipFile(f"its member {member.filename} is not a JSON object")
-                yield member.filename, {**sample, "eval": header.get("eval"), "plan": header.get("plan")}
-    except _DAMAGED as error:
-        raise _unreadable(path, error) from None
+    with _opened(path) as archive:
+        header = _header(archive)
+        for member in _members(archive):
+            sample = json.loads(_content(archive, member))
+            if not isinstance(sample, dict):
+                raise zipfile.BadZipFile(f"its member {member.filename} is not a JSON object")
+            yield member.filename, {**sample, "eval": header.get("eval"), "plan": header.get("plan")}
 
 
 def count_samples(path: Path) -> int:
@@ -51,18 +49,21 @@ def count_samples(path: Path) -> int:
     Raises:
         ValueError: the file cannot be read or is damaged, is not a zip archive, or splits its samples into chunks.
     """
+    with _opened(path) as archive:
+        return len(_members(archive))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open an archive. Convert an error of opening or reading to a ValueError with the remedy."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return len(_members(archive))
-    except (zipfile.BadZipFile, OSError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: BaseException) -> ValueError:
-    return ValueError(
-        f"{path} cannot be read as a log of inspect_ai: {error}. Copy it again, or write JSON with `inspect log "
-        "convert --to json`."
-    )
+            yield archive
+    except _DAMAGED as error:
+        raise ValueError(
+            f"{path} cannot be read as a log of inspect_ai: {error}. Copy it again, or write JSON with `inspect log "
+            "convert --to json`."
+        ) from None
 
 
 def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from topr_trl.importing.field_names import Kind
-from topr_trl.importing.row_table import COLUMNS, Row
+from topr_trl.importing.row_table import Row
 
 Record = dict[str, Any]
 Placed = tuple[str, bytes | Record]  # place and content of a record
@@ -25,25 +25,39 @@ class NotOfFormat(ValueError):
 
 
 class LeftOut(StrEnum):
-    """Reason why a completion or a record gives no row.
+    """Reason why a completion, a record or a file gives no row. The summary of an import counts each reason.
 
-    The summary of an import counts each reason. `topr_trl.pipeline.stages.import_` has a description of each.
+    Attributes:
+        text (`str`): Text of the reason in the summary. A pair such as {is|are} has the forms for one record and for
+            several records.
     """
 
-    BROKEN = "broken"
-    CALLS = "calls"
-    COPIED = "copied"
-    EMPTY = "empty"
-    EVALUATED = "evaluated"
-    FAILED = "failed"
-    FROZEN = "frozen"
-    MASKED = "masked"
-    UNGRADED = "ungraded"
-    UNREWARDED = "unrewarded"
-    OTHER = "other"
-    TIED = "tied"
-    UNUSABLE = "unusable"
-    WHERE = "where"
+    text: str
+
+    def __new__(cls, value: str, text: str) -> "LeftOut":
+        """Return a member with its text."""
+        member = str.__new__(cls, value)
+        member._value_, member.text = value, text
+        return member
+
+    BROKEN = "broken", "line{|s} {is|are} not valid JSON, or contain{s an|} unpaired surrogate{|s},"
+    COPIED = "copied", "call{|s} of the model {was|were} copied from an earlier session"
+    CALLS = (
+        "calls",
+        "completion{|s} without token ids {has a tool call|have tool calls} whose arguments are not valid JSON,",
+    )
+    UNREWARDED = "unrewarded", "record{|s} {has|have} no reward"
+    UNUSABLE = "unusable", "record{|s} cannot be used"
+    EMPTY = "empty", "completion{|s} {is|are} empty or missing"
+    FAILED = "failed", "request{|s} or run{|s} failed"
+    MASKED = "masked", "sample{|s} {was|were} masked in the loss"
+    UNGRADED = "ungraded", "generation{|s} {was|were} not graded"
+    FROZEN = "frozen", "run{|s} come{s|} from {an agent that was|agents that were} not trained"
+    EVALUATED = "evaluated", "run{|s} come{s|} from {an evaluation|evaluations}"
+    WHERE = "where", "record{|s} {does|do} not match --where"
+    OTHER = "other", "record{|s} {is not a model call|are not model calls}"
+    TIED = "tied", "pair{|s} {is a tie|are ties}, or {has|have} the same text twice,"
+    REPEATED = "repeated", "file{|s} repeat{s|} the previous file"
 
 
 class Unusable(NotOfFormat):
@@ -119,8 +133,6 @@ class Format:
             It adds `reward` if a setting names the rewards or `rewards` finds one in the first records, and columns
             such as `temperature` if a setting gives their values.
         required (`frozenset[str]`): Required fields of a record.
-        suffix (`str`, defaults to `""`): Suffix of the files, such as `.parquet`. `.jsonl` stands for JSON in any
-            layout or parquet, and `""` for any kind of file.
         rewards (`Callable`, *optional*): Function that returns the possible rewards of a record, by name. None if the
             rows have a `reward`, or the files have no rewards.
         optional (`frozenset[str]`, *optional*): Other fields that a record may have. None allows all fields.
@@ -159,7 +171,6 @@ class Format:
     rows: Callable[..., Sequence[Row | LeftOut | None]]
     columns: tuple[str, ...]
     required: frozenset[str]
-    suffix: str = ""
     rewards: Callable[[Record], dict[str, Any]] | None = None
     optional: frozenset[str] | None = None
     rank: int = 0
@@ -176,9 +187,6 @@ class Format:
     chat: bool = False
     skips_unrewarded: bool = False
     choices: Callable[[Record], Choices] | None = None
-
-    def __post_init__(self) -> None:
-        assert set(self.columns) <= set(COLUMNS), f"{set(self.columns) - set(COLUMNS)} are not columns of rows"
 
     def check(self, record: Any, ignored: Iterable[str] = ()) -> None:
         """Check the fields of a record.

@@ -8,6 +8,8 @@ from topr_trl.settings.checks import check_choice
 from topr_trl.settings.import_settings import IMPORT_SETTINGS
 
 ALL_TURNS, LAST_TURN = "all_turns", "last_turn"
+# Format that each of these settings selects.
+FORMAT_OF_SETTING = {"messages_field": "messages", "prompt_field": "table", "completion_field": "table"}
 _PAIR = re.compile(r"(?P<label>.+)=(?P<value>[^=]*)")
 
 
@@ -78,15 +80,11 @@ class InputArguments:
             check_choice(self, format=tuple(FORMATS))
         check_choice(self, completion=(ALL_TURNS, LAST_TURN))
         self.labels  # noqa: B018  # The property raises an error for an invalid pair.
-        if self.messages_field and self.format not in (None, "messages"):
-            raise ValueError(
-                f"messages_field: format {self.format} does not use this setting. Remove messages_field or format."
-            )
         if self.completion_field in (self.prompt_field or ()):
             raise ValueError(f"prompt_field and completion_field both name {self.completion_field}. Name two columns.")
-        for name in ("prompt_field", "completion_field"):
-            if getattr(self, name) and self.format not in (None, "table"):
-                raise ValueError(f"{name} is for tables, not for format {self.format}. Remove {name}.")
+        for name, format in FORMAT_OF_SETTING.items():
+            if getattr(self, name) and self.format not in (None, format):
+                raise ValueError(f"{name} is for format {format}, not for format {self.format}. Remove {name}.")
 
     @property
     def labels(self) -> dict[str, float | None] | None:

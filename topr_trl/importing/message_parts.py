@@ -29,6 +29,13 @@ def parsed_json(value: Any) -> Any:
         return value
 
 
+def is_messages(value: Any) -> bool:
+    """Return whether a value is a list of messages, each with the field `role` or `from`."""
+    return isinstance(value, list) and bool(value) and all(
+        isinstance(each, Mapping) and {"role", "from"} & set(each) for each in value
+    )  # fmt: skip
+
+
 def call(name: str, arguments: Any, identifier: str | None = None) -> Row:
     """Return a tool call in OpenAI's format.
 

@@ -288,7 +288,7 @@ def tools_as_json(tools: Any) -> str | None:
     """
     if not tools or isinstance(tools, str):
         return tools or None
-    given = (json.loads(tool) if isinstance(tool, str) else tool for tool in tools)
+    given = map(_parsed, tools)
     found = json.dumps(
         [tool if "function" in tool else {"type": "function", "function": _function(tool)} for tool in given]
     )

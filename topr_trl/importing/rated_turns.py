@@ -10,7 +10,6 @@ from topr_trl.importing.completions import cut_turns, turns_of
 from topr_trl.importing.format import GRADED, LeftOut, NotOfFormat, Unusable
 from topr_trl.importing.row_table import Row
 
-PLACE = "place"  # key of a row with the place of its record
 RATED = "rated"  # key of a row whose reward is for its completion, which is one answer of a conversation
 NUMBER = "number"  # key of an entry in `GRADED` with the number of its answer. Parts of a rollout can alternate.
 _SAME = ("tools", "chat_template_kwargs", "model", *SAMPLING)  # columns whose values are equal in all answers of a row
@@ -148,7 +147,8 @@ def with_turn_rewards(parts: Sequence[Row], discount: float | None) -> list[Row]
         numbers = [entries[n].get(NUMBER) for n in order]
         ends = [number is None or number != later for number, later in zip(numbers, [*numbers[1:], None], strict=True)]
         found = returns([rewards[n] if is_end else None for n, is_end in zip(order, ends, strict=True)], discount)
-        lists = _split([value for _, value in sorted(zip(order, found, strict=True))], lists)
+        in_rows = iter([value for _, value in sorted(zip(order, found, strict=True))])
+        lists = [[next(in_rows) for _ in turns] for turns in lists]
     rated = [[n for n, each in enumerate(turns) if each is not None] for turns in lists]
     kept = [
         {**cut_turns(row, own[0], own[-1]), TURN_REWARDS: turns[own[0] : own[-1] + 1], TURN_DISCOUNT: discount}
@@ -180,9 +180,3 @@ def returns(rewards: Sequence[float | None], discount: float) -> list[float | No
             later = (reward or 0.0) + discount * (later or 0.0)
         found.append(later)
     return found[::-1]
-
-
-def _split(values: list[Any], lists: Sequence[list[Any]]) -> list[list[Any]]:
-    """Split values into lists with the lengths of the lists in `lists`."""
-    rest = iter(values)
-    return [[next(rest) for _ in each] for each in lists]

@@ -1,13 +1,13 @@
 """Recognize the format of a file from its first records."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from topr_trl.importing import FORMATS
 from topr_trl.importing.formats.messages import messages_fields
-from topr_trl.importing.input_settings import InputArguments
+from topr_trl.importing.input_settings import FORMAT_OF_SETTING, InputArguments
 from topr_trl.importing.record_files import files_of, parsed, read_records
 from topr_trl.importing.refused_formats import Refused, refused
 
@@ -27,16 +27,15 @@ def format_of(record: Any) -> str | None:
     return next((name for name, each in _BY_RANK.items() if each.test(dict(record))), None)
 
 
-def recognize(files: Iterable[Path]) -> str:
-    """Recognize the format of files, and return its name.
+def recognize(file: Path) -> str:
+    """Recognize the format of a file from its first records, and return its name.
 
     Args:
-        files (`Iterable[Path]`): Files. Only the first records of the first file are read.
+        file (`Path`): File.
 
     Raises:
         ValueError: the format is not recognized or not supported, or the first records have different formats.
     """
-    file = next(iter(files))
     seen = [parsed(raw) for _, raw in islice(read_records(file), _RECORDS)]
     records = [record for record in seen if record is not None]
     if unread := next(filter(None, map(refused, records)), None):
@@ -62,11 +61,8 @@ def recognize_source(args: InputArguments, source: Path) -> str:
     Raises:
         ValueError: the files are not found (see `files_of`), or their format is not recognized (see `recognize`).
     """
-    if args.messages_field:
-        return "messages"
-    if args.prompt_field or args.completion_field:
-        return "table"
-    return recognize(files_of(source, ""))
+    named = (format for name, format in FORMAT_OF_SETTING.items() if getattr(args, name))
+    return next(named, None) or recognize(files_of(source)[0])
 
 
 def explain(found: Refused) -> str:

@@ -74,6 +74,12 @@ def listed(record: Record, *names: str) -> list[Any]:
     return next((record[name] for name in names if isinstance(record.get(name), list)), [record])
 
 
+def first_listed(record: Record, *names: str) -> Record:
+    """Return the first record in the first list of the given fields, see `listed`. Return {} if it is not an object."""
+    first = next(iter(listed(record, *names)), None)
+    return dict(first) if isinstance(first, Mapping) else {}
+
+
 def rewards_in(field: str) -> Callable[[Record], dict[str, Any]]:
     """Return a function for `Format.rewards` that reads the rewards, by name, from a field of a record.
 

@@ -15,9 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from topr_trl.data import json_documents
 from topr_trl.data.messages import without_nulls
 from topr_trl.data.tables import unreadable
-from topr_trl.importing import csv_tables, eval_archives, json_documents
+from topr_trl.importing import csv_tables, eval_archives
 from topr_trl.importing.format import Placed, Record
 from topr_trl.recording.store import NAME, count_rollouts, read_rollouts
 
@@ -26,25 +27,21 @@ _COMPRESSED = (".zst", ".gz")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # JSON escapes a character above U+FFFF as two surrogates
 
 
-def files_of(path: Path, suffix: str) -> list[Path]:
-    """Return the files of a format in a folder and its subfolders, sorted by name.
+def files_of(path: Path) -> list[Path]:
+    """Return the files with records in a folder and its subfolders, sorted by name.
 
     If `path` is a file, return only this file. Hidden files and folders are skipped, because other programs write
     copies there, such as Jupyter's `.ipynb_checkpoints`.
 
     Args:
-        path (`Path`): Folder or file.
-        suffix (`str`): Suffix of the format, without a compression suffix. If no file has the suffix, similar suffixes
-            are tried (see `_LIKE`). `""` tries all `SUFFIXES`. The first suffix with files is used.
+        path (`Path`): Folder or file. In a folder, the first of `SUFFIXES` with files is used.
 
     Raises:
-        ValueError: the folder has no file of the format, has files of several formats, or has a file and its
-            compressed copy.
+        ValueError: the folder has no such file, has files of several kinds, or has a file and its compressed copy.
     """
     if path.is_file():
         return [path]
-    known = _LIKE.get(suffix, (suffix,)) if suffix else SUFFIXES
-    suffix = next((kind for kind in known if _files_in(path, kind)), suffix or "JSON, CSV or parquet")
+    suffix = next((kind for kind in SUFFIXES if _files_in(path, kind)), "JSON, CSV or parquet")
     found, *others = (_files_in(path, kind) for kind in (suffix, *sorted(set(_OWN_FORMAT) - {suffix})))
     kinds = {_uncompressed(files[0]).suffix for files in others if files}
     if not found:
@@ -61,29 +58,25 @@ def files_of(path: Path, suffix: str) -> list[Path]:
     return found
 
 
-# Suffixes to look for if the format is not known. The first suffix with files is used.
+# Suffixes to look for. The first suffix with files is used. `.json` is last, because such files may describe a run
+# instead of containing records.
 SUFFIXES = (".sqlite", ".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson", ".traj", ".traj.json", ".json")
 # A folder may have files with only one of these suffixes.
-_OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval", ".sqlite", ".ndjson", ".traj")
-# Suffixes to look for, by the suffix of the format. The first suffix with files is used. `.json` is last, because such
-# files may describe a run instead of containing records.
-_LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".traj.json", ".parquet", ".json"), ".eval": (".eval", ".json")}
+_OWN_FORMAT = SUFFIXES[:-2]
 
 
 def _files_in(folder: Path, suffix: str) -> list[Path]:
     """Return the files with a suffix in any case, compressed or not, sorted by name. Skip hidden files and folders."""
     found = (file for file in folder.rglob("*") if _uncompressed(file).name.lower().endswith(suffix))
-    return sorted((file for file in found if not _is_hidden(file, folder)), key=_by_name)
+    # A file and its compressed copy are next to each other.
+    return sorted(
+        (file for file in found if not _is_hidden(file, folder)), key=lambda file: (_uncompressed(file), file)
+    )
 
 
 def _is_hidden(file: Path, folder: Path) -> bool:
     """Return whether a file in a folder, or one of the file's parents inside the folder, is hidden."""
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
-
-
-def _by_name(file: Path) -> tuple[Path, Path]:
-    """Return the key that sorts a file and its compressed copy next to each other."""
-    return _uncompressed(file), file
 
 
 def _uncompressed(file: Path) -> Path:
@@ -114,24 +107,23 @@ def _count(path: Path) -> int:
         return eval_archives.count_samples(path)
     if kind == RECORDING:
         return count_rollouts(path)
-    with _readable(path):
-        if kind == ".parquet":
+    if kind == ".parquet":
+        with _readable(path):
             return pq.read_metadata(path).num_rows
-        if kind in csv_tables.SUFFIXES:
-            return csv_tables.count_rows(path)
-        by_lines = json_documents.is_by_lines(path)
-        return sum(1 for _ in (_read_lines(path) if by_lines else json_documents.read_documents(path)))
+    return sum(1 for _ in read_records(path))
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Convert errors of reading and decompression to a ValueError with the name of the file."""
+    """Convert errors of reading, decompression and decoding to a ValueError with the name of the file."""
     try:
         yield
     except FileNotFoundError:  # This error already has the name.
         raise
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error.reason}). Save it as UTF-8.") from None
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -147,9 +139,9 @@ def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     raise json_documents.too_long(path, f"line {number:,}")
                 if line.strip():
                     yield number, line
-        except OSError as error:
+        except OSError:
             if number == 0:
-                raise unreadable(path, error) from error
+                raise
             yield number + 1, b"{"  # `parsed` returns None for this line.
 
 

@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +22,8 @@ from topr_trl.importing.completions import (
     check_last_turn,
     check_not_rendered,
     check_one_turn,
+    cut_turns,
     holds_completion,
-    last_turn,
     notes_of,
     turns_of,
     without_unknown_logps,
@@ -43,7 +42,7 @@ from topr_trl.importing.format import (
 )
 from topr_trl.importing.input_settings import LAST_TURN
 from topr_trl.importing.openai_messages import FAILED, has_broken_call, row_of_run
-from topr_trl.importing.rated_turns import PLACE, RATED, check_turns, join_answers, with_turn_rewards
+from topr_trl.importing.rated_turns import RATED, check_turns, join_answers, with_turn_rewards
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.recognition import explain, format_of, recognize_source
 from topr_trl.importing.record_fields import field_value, with_named_fields, without_fields
@@ -58,7 +57,7 @@ from topr_trl.importing.record_rewards import (
 )
 from topr_trl.importing.redacted_rows import redact_row
 from topr_trl.importing.refused_formats import refused
-from topr_trl.importing.row_table import Row
+from topr_trl.importing.row_table import PLACE, Row
 from topr_trl.importing.unread_text import check_unread, find_unread
 from topr_trl.recording.redaction import Redactor
 
@@ -67,8 +66,7 @@ class Part(NamedTuple):
     """Rows of one shard, and the places of records without a row.
 
     Attributes:
-        rows (`list[Row]`): Rows.
-        places (`list[str]`): Place of each row's record: the file and the position in it.
+        rows (`list[Row]`): Rows, each with the place of its record in `PLACE`.
         left_out (`dict[str, list[str]]`): Places of completions and records without a row, by `LeftOut` reason.
         noted (`dict[str, list[str]]`): Places of rows that the summary mentions, by the reason (see `notes_of`).
         not_read (`dict[str, int]`): Number of records in which a field has text that no row has, by the field.
@@ -77,7 +75,6 @@ class Part(NamedTuple):
     """
 
     rows: list[Row]
-    places: list[str]
     left_out: dict[str, list[str]]
     noted: dict[str, list[str]]
     not_read: dict[str, int]
@@ -97,14 +94,6 @@ def short_place(place: str, source: Path) -> str:
 
 
 _RECORDS = 100  # number of first records in which to look for rewards
-
-
-@dataclass
-class _Run:
-    """Problem id and reward that all records of a run share. Each is None while it is unknown."""
-
-    problem: str | None = None
-    reward: float | None = None
 
 
 class RecordReader:
@@ -134,12 +123,8 @@ class RecordReader:
         self.messages_field: str | None = None  # field of the current record that was copied to `Format.messages`
         self.has_rewards = self.rewards.are_set or self._first_records_have_rewards()
         self.requests = read_by_id(args.requests, ("custom_id", "key"), ("body", "params", "request"))
-        self.runs: dict[str, _Run] = {}
-        self._for_all = {
-            name: value
-            for name, value in ((TEMPERATURE, args.temperature), (LOGPROBS_MODE, args.logprobs_mode))
-            if value
-        }
+        self.runs: dict[str, Row] = {}  # columns that all records of a run share; a value is None while it is unknown
+        self._for_all = {name: value for name in (TEMPERATURE, LOGPROBS_MODE) if (value := getattr(args, name))}
         by_turn = self.has_rewards and self.format.rates_turns
         if args.turn_discount and not by_turn:
             raise ValueError(
@@ -167,19 +152,24 @@ class RecordReader:
             return False
         found = list[bool]()
         with suppress(ValueError):
-            first = files_of(self.source, self.format.suffix)[0]
-            for _, record in islice(self._split(self.records_of(first)), _RECORDS):
-                if record is None or self._is_other(record):
-                    continue
+            for record in self.first_records():
                 with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
                     found.append(bool(self.format.rewards(self._with_names_of_format(record))))
         return any(found) or not found
 
-    def find_runs(self, records: Iterable[Placed]) -> None:
+    def first_records(self) -> Iterator[Any]:
+        """Yield the content of the first records that are not broken and match `where`."""
+        first = files_of(self.source)[0]
+        for _, record in islice(self._split(self.records_of(first)), _RECORDS):
+            if record is not None and not self._is_other(record):
+                yield record
+
+    def find_runs(self, records: Iterable[Placed], rollout_field: str) -> None:
         """Collect the problem id and the reward of each run. With `rollout_field`, call this method before `read`.
 
         Args:
             records (`Iterable`): Place and content of each record.
+            rollout_field (`str`): Field with the id of the run.
 
         Raises:
             ValueError: a record does not match the format, cannot be used and no setting skips it, or has a different
@@ -190,17 +180,17 @@ class RecordReader:
                 continue
             with suppress(Unusable), self._errors_with(place, record):
                 record = self._check_fields(record)
-                name = self._run_name(record)
-                run = self.runs.setdefault(name, _Run())
+                name = _id_of(record, rollout_field)
+                run = self.runs.setdefault(name, {"problem_id": None, "reward": None})
                 if (reward := self._reward_or_none(record)) is not None:
-                    if run.reward not in (None, reward):
+                    if run["reward"] not in (None, reward):
                         raise NotOfFormat(
-                            f"its reward is {reward:g}, and an earlier record of run {name} has {run.reward:g}: give "
-                            "the same reward to all records of a run, or only to one of them"
+                            f"its reward is {reward:g}, and an earlier record of run {name} has {run['reward']:g}: "
+                            "give the same reward to all records of a run, or only to one of them"
                         )
-                    run.reward = reward
-                if run.problem is None and (rows := _rows_in(self._completions(record))):
-                    run.problem = self._problem(record, rows)
+                    run["reward"] = reward
+                if run["problem_id"] is None and (rows := _rows_in(self._completions(record))):
+                    run["problem_id"] = self._problem(record, rows)
 
     def read(self, records: Iterable[Placed]) -> Part:
         """Convert the records of a shard.
@@ -212,7 +202,7 @@ class RecordReader:
             ValueError: a record does not match the format, or cannot be used and no setting skips it.
         """
         self.not_read = Counter()
-        part = Part([], [], {reason.value: [] for reason in LeftOut}, {}, {}, {})
+        part = Part([], {reason.value: [] for reason in LeftOut}, {}, {}, {})
         for raw in records:
             answers: list[Row] = []
             for place, record in self._split([raw]):
@@ -227,9 +217,9 @@ class RecordReader:
                     elif row.pop(RATED, False) and self.joins_answers:
                         answers.append({**row, PLACE: place})
                     else:
-                        self._add(part, place, row)
+                        self._add(part, {**row, PLACE: place})
             for row in join_answers(answers, self.args.turn_discount):
-                self._add(part, row.pop(PLACE), row)
+                self._add(part, row)
         return part._replace(not_read=dict(self.not_read), read_from=self._columns_read())
 
     def unknown_labels(self, records: Iterable[Placed]) -> Iterator[str]:
@@ -247,19 +237,17 @@ class RecordReader:
                         except UnknownLabel as error:
                             yield error.label[:40]
 
-    def _add(self, part: Part, place: str, row: Row) -> None:
-        """Add a row to a shard, with its place and its notes."""
+    def _add(self, part: Part, row: Row) -> None:
+        """Add a row to a shard, with its notes."""
+        place = short_place(row[PLACE], self.source)
         for note in notes_of(row):
-            part.noted.setdefault(note, []).append(short_place(place, self.source))
+            part.noted.setdefault(note, []).append(place)
         if self.format.names_rollouts and row.get(ROLLOUT):
-            row[ROLLOUT] = self._name_in_folder(place, row[ROLLOUT])
-        part.rows.append(self._cut(row))
-        part.places.append(place)
-
-    def _name_in_folder(self, place: str, rollout: str) -> str:
-        """Return the name of a rollout. For a file in a subfolder of the source, the name starts with the subfolder."""
-        folder = Path(short_place(place.rpartition(", ")[0], self.source)).parent
-        return rollout if folder == Path() else f"{folder.as_posix()}/{rollout}"
+            folder = Path(place.rpartition(", ")[0]).parent
+            row[ROLLOUT] = row[ROLLOUT] if folder == Path() else f"{folder.as_posix()}/{row[ROLLOUT]}"
+        if self.args.completion == LAST_TURN and turns_of(row) > 1:
+            row = cut_turns(row, turns_of(row) - 1)
+        part.rows.append(row)
 
     def _rows_of(self, record: Any) -> list[Row | LeftOut]:
         """Return the rows of a record, and a reason for each completion, or for the whole record, that gives no row."""
@@ -359,8 +347,7 @@ class RecordReader:
         """
         if not (self.format.messages and self.rewards.are_set):
             return {}
-        messages = self.messages_field or self.args.messages_field or self.format.messages
-        inside = re.compile(rf"{re.escape(messages)}\.(\d+)\.")
+        inside = re.compile(rf"{re.escape(self.messages_field or self.format.messages)}\.(\d+)\.")
         found = {match[1] for name in self.args.reward_fields or () if (match := inside.match(name))}
         if len(found) > 1:
             raise NotOfFormat(
@@ -400,17 +387,12 @@ class RecordReader:
             else row if row and holds_completion(row) else LeftOut.EMPTY
             for row in self.format.rows(record, **self._rated_by_settings())
         ]  # fmt: skip
-        if self.format.chat:
-            for row in found:
-                if not isinstance(row, LeftOut) and isinstance(row["completion"], str):
-                    check_one_turn(row["completion"])
-        if not self.chat:
-            return found
-        if self.args.chat is None:  # With --chat, the user has chosen what to do with rendered prompts.
-            for row in found:
-                if not isinstance(row, LeftOut):
-                    check_not_rendered(row)
-        return [row if isinstance(row, LeftOut) else as_chat(row) for row in found]
+        for row in _rows_in(found):
+            if self.format.chat and isinstance(row["completion"], str):
+                check_one_turn(row["completion"])
+            if self.chat and self.args.chat is None:  # With --chat, users choose what to do with rendered prompts.
+                check_not_rendered(row)
+        return [as_chat(row) if self.chat and not isinstance(row, LeftOut) else row for row in found]
 
     def _rows(self, record: Record) -> list[Row | LeftOut]:
         found = self._completions(record)
@@ -424,7 +406,7 @@ class RecordReader:
         empty = (LeftOut.EMPTY, LeftOut.FAILED, LeftOut.BROKEN)
         placed = [row for row in found if not isinstance(row, LeftOut) or row in empty]
         if self.args.rollout_field:
-            self._add_run(record, placed)
+            self._add_run(record, self.args.rollout_field, placed)
         else:
             self._add_rewards(record, placed)
             if self.args.turn_discount:
@@ -494,10 +476,6 @@ class RecordReader:
         )
         self.not_read.update(chain(*unread))
 
-    def _cut(self, row: Row) -> Row:
-        """Return a row with the turns that the setting `completion` selects."""
-        return last_turn(row) if self.args.completion == LAST_TURN and turns_of(row) > 1 else row
-
     def _problem(self, record: Record, rows: Sequence[Row]) -> str:
         """Return the problem id of a record.
 
@@ -514,23 +492,18 @@ class RecordReader:
             return _id_of(record, "problem_id")
         return str(first.get("problem_id") or hash_prompts([first.get("prompt_ids") or first["prompt"]])[0])
 
-    def _run_name(self, record: Record) -> str:
-        return _id_of(record, self.args.rollout_field or "")
-
-    def _add_run(self, record: Record, found: Sequence[Row | LeftOut]) -> None:
+    def _add_run(self, record: Record, rollout_field: str, found: Sequence[Row | LeftOut]) -> None:
         """Add the id, the problem id and the reward of a run to the row of one of its records."""
         if len(found) > 1:
             raise NotOfFormat(
                 f"it has {len(found)} completions, and a record of a run must have one: remove --rollout_field"
             )
-        name = self._run_name(record)
-        run = self.runs[name]
+        name = _id_of(record, rollout_field)
         self._reward_or_none(record)  # This call raises Unusable if the record's own reward is NaN.
-        if "reward" in self.columns and run.reward is None:
+        if "reward" in self.columns and self.runs[name]["reward"] is None:
             raise Unrewarded(f"no record of its run {name} has a reward, see --reward_fields")
-        for row in found:
-            if not isinstance(row, LeftOut):
-                row.update({ROLLOUT: name, "problem_id": run.problem, "reward": run.reward})
+        for row in _rows_in(found):
+            row |= {ROLLOUT: name, **self.runs[name]}
 
     def _add_rewards(self, record: Record, rows: Sequence[Row | LeftOut]) -> None:
         """Add the rewards of a record to its rows. All rows of a rollout get the same reward."""

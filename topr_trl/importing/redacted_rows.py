@@ -30,8 +30,8 @@ def redact_row(row: Row, redactor: Redactor) -> None:
         raise Unusable("redact is set, and its token ids have no text in which to look for matches")
     for name in (*_TEXT, *JSON_COLUMNS):
         is_json = name in JSON_COLUMNS and row.get(name) is not None
-        value, has_match = redactor(json.loads(row[name]) if is_json else row.get(name))
-        if has_match:
+        given = json.loads(row[name]) if is_json else row.get(name)
+        if (value := redactor(given)) != given:
             row |= {name: json.dumps(value) if is_json else value, "redacted": True}
     if not row.get("redacted"):
         return

@@ -1,6 +1,5 @@
 """Define the columns of imported rows, and convert rows to a table."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from topr_trl.data.rows import TURN_DISCOUNT, TURN_REWARDS
 from topr_trl.data.sampler_logps import LOGPROBS_MODE, SAMPLING
 
 Row = dict[str, Any]
+PLACE = "place"  # key of a row with the place of its record: the file and the position in it
 _CALL = pa.struct({"name": pa.string(), "arguments": pa.string()})
 MESSAGES = pa.list_(
     pa.struct({
@@ -20,7 +20,6 @@ MESSAGES = pa.list_(
 )  # fmt: skip
 IDS, LOGPS = pa.list_(pa.int32()), pa.list_(pa.float32())
 TEXT, NUMBER = pa.string(), pa.float64()
-_MOST_CHARACTERS = 60  # maximum length of a value in an error message
 JSON_COLUMNS = ("tools", "chat_template_kwargs")  # columns with JSON text
 # Columns that rows can have in addition to prompt and completion.
 COLUMNS: dict[str, pa.DataType] = {
@@ -32,12 +31,11 @@ COLUMNS: dict[str, pa.DataType] = {
 }  # fmt: skip
 
 
-def to_table(made: list[Row], places: list[str], columns: Sequence[str], conversational: bool) -> pa.Table:
+def to_table(made: list[Row], columns: Sequence[str], conversational: bool) -> pa.Table:
     """Convert rows to a table.
 
     Args:
-        made (`list[Row]`): Rows.
-        places (`list[str]`): Place of each row's record, for error messages.
+        made (`list[Row]`): Rows, each with the place of its record in `PLACE`.
         columns (`Sequence[str]`): Columns of the table, in addition to prompt and completion. A missing value is null.
         conversational (`bool`): Whether prompts and completions are messages. Otherwise, they are text.
 
@@ -54,10 +52,8 @@ def to_table(made: list[Row], places: list[str], columns: Sequence[str], convers
             if name in ("prompt", "completion") and isinstance(values[wrong], str) == conversational:
                 chat = "" if made[wrong].get("completion_ids") else "set --chat true to make messages of text, or "
                 remedy = f", as in the first row: {chat}import text and messages separately, with topr import --where"
-            raise ValueError(
-                f"{places[wrong]}: its {name} is {_shortened(values[wrong])}, and must be {_describe_type(kind)}"
-                f"{remedy}."
-            )
+            value, expected = str(values[wrong])[:60], _describe_type(kind)
+            raise ValueError(f"{made[wrong][PLACE]}: its {name} is {value}, and must be {expected}{remedy}.")
         found[name] = array
     return pa.table(found)
 
@@ -67,11 +63,6 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array | None:
         return pa.array(values, kind)
     except (pa.ArrowException, OverflowError):
         return None
-
-
-def _shortened(value: Any) -> str:
-    text = json.dumps(value, default=repr)
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
 def _describe_type(kind: pa.DataType) -> str:

@@ -47,8 +47,7 @@ def _given(span: Record) -> Mapping[str, Any]:
     if given is None:
         prefix = "attributes."
         given = {name.removeprefix(prefix): value for name, value in span.items() if name.startswith(prefix)}
-    plain: Mapping[str, Any] = _plain(given)
-    return plain
+    return _plain(given)
 
 
 def nested(given: Mapping[str, Any]) -> Record:
@@ -81,7 +80,7 @@ def _with_lists(value: Any) -> Any:
     return [numbers[n] for n in sorted(numbers)] if numbers and set(found) <= {"", *map(str, numbers)} else found
 
 
-def _plain(attributes: Any) -> Any:
+def _plain(attributes: Any) -> Mapping[str, Any]:
     """Convert OTLP's list of attributes to an object. Return an object unchanged."""
     if isinstance(attributes, list):
         return {each["key"]: _value(each.get("value") or {}) for each in attributes}

@@ -1,7 +1,9 @@
-"""Join the tokens of the turns of a rollout into rows."""
+"""Join the turns of a rollout into rows."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from topr_trl.data.rows import ROLLOUT
 from topr_trl.importing.format import Unusable
 from topr_trl.importing.row_table import Row
 
@@ -42,16 +44,52 @@ def join_turns(turns: list[dict[str, Any]]) -> list[Row]:
             )
         if not any(mask):
             continue
-        known = parts[-1]["prompt_ids"] + parts[-1]["completion_ids"] if parts else None
-        if known is None or turn["prompt_ids"][: len(known)] != known:
-            parts.append({"prompt_ids": turn["prompt_ids"], "completion_ids": [], "completion_mask": [],
-                          "sampler_logps": []})  # fmt: skip
-            read: list[int] = []
+        row = {"prompt_ids": turn["prompt_ids"], "completion_ids": ids, "completion_mask": [int(own) for own in mask],
+               "sampler_logps": [value if own else None for own, value in zip(mask, logps, strict=True)]}  # fmt: skip
+        joined = extended(parts[-1], row) if parts else None
+        if joined is None:
+            parts.append(row)
         else:
-            read = turn["prompt_ids"][len(known) :]
-        last = parts[-1]
-        last["completion_ids"] += read + ids
-        last["completion_mask"] += [0] * len(read) + [int(own) for own in mask]
-        last["sampler_logps"] += [None] * len(read)
-        last["sampler_logps"] += [value if own else None for own, value in zip(mask, logps, strict=True)]
+            parts[-1] = joined
     return [*({**part, "finish_reason": None} for part in parts[:-1]), *parts[-1:]]
+
+
+def extended(row: Row, later: Row) -> Row | None:
+    """Return the token columns of a row after a later turn. The tokens that the model read between them are context.
+
+    Return None if the prompt of the later turn does not start with all tokens of the row.
+
+    Args:
+        row (`Row`): Row with token ids.
+        later (`Row`): Row of the later turn.
+    """
+    known = [*row["prompt_ids"], *row["completion_ids"]]
+    if later["prompt_ids"][: len(known)] != known:
+        return None
+    context = later["prompt_ids"][len(known) :]
+    first, last = (each.get("completion_mask") or [1] * len(each["completion_ids"]) for each in (row, later))
+    logps, later_logps = row["sampler_logps"], later["sampler_logps"]
+    return {
+        "prompt_ids": row["prompt_ids"],
+        "completion_ids": [*row["completion_ids"], *context, *later["completion_ids"]],
+        "completion_mask": [*first, *[0] * len(context), *last],
+        "sampler_logps": [*logps, *[None] * len(context), *later_logps] if logps and later_logps else None,
+    }
+
+
+def as_rollout(rows: Sequence[Row], name: Any, field: str = "") -> list[Row]:
+    """Return the rows of a rollout. Several rows get the name of the rollout as `rollout_id`.
+
+    Args:
+        rows (`Sequence[Row]`): Rows.
+        name (`Any`): Name of the rollout, or None.
+        field (`str`, *optional*): Field of the record with the name, for the error message.
+
+    Raises:
+        Unusable: there are several rows and no name.
+    """
+    if len(rows) < 2:
+        return [*rows]
+    if name is None:
+        raise Unusable(f"it has several rows, and needs {field} that joins them")
+    return [{**row, ROLLOUT: str(name)} for row in rows]

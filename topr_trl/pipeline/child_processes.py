@@ -173,13 +173,6 @@ def _exit_code(process: BaseProcess) -> int | None:
         return process.exitcode
 
 
-def _join(process: BaseProcess) -> None:
-    """Wait until a process has ended. Hold the lock only after that."""
-    connection.wait([process.sentinel])
-    with _LOCK:
-        process.join()
-
-
 def end(processes: list[BaseProcess]) -> None:
     """End processes with SIGTERM, and kill children that they leave behind.
 
@@ -189,13 +182,13 @@ def end(processes: list[BaseProcess]) -> None:
         if _exit_code(process) is None:
             process.terminate()
     for process in processes:
-        if not connection.wait([process.sentinel], _GRACE):
+        if not (has_ended := connection.wait([process.sentinel], _GRACE)):
             # Do not kill the process group, because helper processes of srun must still end tasks on other machines.
             process.kill()
-            _join(process)
-        else:
-            _join(process)
-            # `accelerate launch` can leave a child behind if it starts a single process.
+            connection.wait([process.sentinel])
+        with _LOCK:  # Hold the lock only after the process has ended.
+            process.join()
+        if has_ended:  # `accelerate launch` can leave a child behind if it starts a single process.
             with suppress(OSError, AttributeError):  # No process is left, or the system is not POSIX.
                 os.killpg(process.pid, KILL)  # type: ignore[arg-type]
 

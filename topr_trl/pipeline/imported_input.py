@@ -106,7 +106,7 @@ def _holds_rows(path: Path, args: InputArguments) -> bool:
     if args.reads_other_files:
         return False
     try:
-        first = next(iter(files_of(path, "")))
+        first = files_of(path)[0]
     except ValueError:
         return True  # There is nothing to import. The command reports the problem.
     if first.suffix == ".parquet":

@@ -62,8 +62,8 @@ def check_launch(command: str, settings: RunArguments) -> None:
                 "a config file of Accelerate, or name one GPU in --sampling_devices and --training_devices, or in "
                 "CUDA_VISIBLE_DEVICES if neither is set."
             )
-    needed, gpus = settings.sampling_workers * settings.vllm_tensor_parallel_size, torch.cuda.device_count()
-    gpus = len(settings.sampling_devices or ()) or gpus
+    needed = settings.sampling_workers * settings.vllm_tensor_parallel_size
+    gpus = len(settings.sampling_devices or ()) or torch.cuda.device_count()
     if gpus and needed > gpus and not settings.sampling_launcher:
         raise ValueError(
             f"{settings.sampling_workers} sampling_workers with vllm_tensor_parallel_size="
@@ -101,7 +101,7 @@ def _check_accelerate(settings: RunArguments) -> None:
             raise ValueError(f"{name} is empty: set it to a command, or remove it.")
         if words and which(words[0]) is None:
             raise FileNotFoundError(f"{name}: there is no program {words[0]}.")
-    if (machines := num_machines(settings.accelerate_config)) > 1 and not settings.training_launcher:
+    if (machines := int(config.get("num_machines") or 1)) > 1 and not settings.training_launcher:
         raise ValueError(
             f"{settings.accelerate_config} has num_machines={machines}: set --training_launcher to a command that "
             "starts a process on each machine, such as 'srun --nodes 2 --ntasks-per-node 1 "
@@ -173,18 +173,13 @@ def programs_of(stage: Stage[Any], launch: LaunchArguments) -> list[Program]:
     python = []
     if config := launch.accelerate_config:
         python = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
-        if num_machines(config) == 1:
+        if int(_accelerate_settings(config).get("num_machines") or 1) == 1:
             # Two stages may start on one machine at the same time. With port 0, Accelerate picks a free port.
             python += ["--main_process_port", "0"]
         if launch.devices_of(stage.name):
             # `gpu_ids` of the config file would replace CUDA_VISIBLE_DEVICES.
             python += ["--num_processes", str(len(gpus)), "--gpu_ids", "all"]
     return [Program(arguments, gpus, python, launcher)]
-
-
-def num_machines(accelerate_config: str | None) -> int:
-    """Return the number of machines in a config file of Accelerate. Return 1 without a file or without a number."""
-    return int(_accelerate_settings(accelerate_config).get("num_machines") or 1)
 
 
 def _accelerate_settings(path: str | None) -> Any:
@@ -220,9 +215,8 @@ def write_settings(stage: Stage[Any], with_device: bool = True) -> Path:
 def _settings_for_yaml(args: FolderArguments) -> Json:
     """Return settings by name, with values that YAML can hold."""
     if hasattr(args, "to_dict"):  # a subclass of transformers.TrainingArguments
-        plain: Json = args.to_dict()
         # `to_dict` hides the values of all settings whose name ends in _token.
-        return plain | {name: getattr(args, name, None) for name in ("eos_token", "pad_token")}
+        return args.to_dict() | {name: getattr(args, name, None) for name in ("eos_token", "pad_token")}
     return {field.name: getattr(args, field.name) for field in fields(args)}
 
 

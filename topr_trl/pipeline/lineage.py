@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
-
 from topr_trl.data.tables import TABLE_SUFFIXES
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline import stages as registry
 from topr_trl.pipeline.manifest import Entry, Json, Manifest
 from topr_trl.pipeline.model_loading import ADAPTER, BUNDLED
+from topr_trl.settings.checks import can_be_on_hub
 
 
 def stage_folder(folder: Path) -> Path:
@@ -49,7 +47,7 @@ def older_weights(folder: Path) -> list[Json]:
 
     Return [] if the folder of the model has no manifest, or a damaged manifest.
     """
-    return [weights_of(record.last["inputs"]) for record in _walk(folder, "weights")]
+    return [weights_of(list(record.stages.values())[-1]["inputs"]) for record in _walk(folder, "weights")]
 
 
 def first_weights(folder: Path) -> Json:
@@ -96,11 +94,7 @@ def name_on_the_hub(name: str | None) -> str | None:
     """Return the name if it can be a repository on the Hub, and is neither a local path nor a data file, else None."""
     if name is None or name.endswith(TABLE_SUFFIXES) or Path(name).exists():
         return None
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return None
-    return name
+    return name if can_be_on_hub(name) else None
 
 
 def problems_of(sampling: Json) -> str | None:

@@ -8,23 +8,25 @@ checkpoint.
 import shlex
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from topr_trl.data.rows import TURN_REWARDS, have_rewards, training_temperatures
 from topr_trl.data.sampler_logps import TEMPERATURE
-from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
-from topr_trl.data.usable_rows import check_usable, in_all_shards, refuse_rewards_of_turns
+from topr_trl.data.tables import from_table, read_shard, shards_of
+from topr_trl.data.usable_rows import in_all_shards, refuse_rewards_of_turns
 from topr_trl.evaluation.report import EVALUATION, Evaluations, plain_table, read_evaluation
 from topr_trl.pipeline import locks, manifest, stages
 from topr_trl.pipeline import run_folders as layout
 from topr_trl.pipeline.launch import check_launch
 from topr_trl.pipeline.lineage import sampling_of, weights_of
 from topr_trl.pipeline.model_loading import model_path
-from topr_trl.pipeline.problems import check_rewards, load_problems
+from topr_trl.pipeline.problems import check_rewards, check_rows, load_problems
 from topr_trl.pipeline.run_folders import MODEL, ROLLOUTS, TEST, iteration_folder, results_folder, test_folder
 from topr_trl.pipeline.settings import IterateArguments, RewardArguments, field_names, stage_args
 from topr_trl.pipeline.shards import naming
+from topr_trl.pipeline.stage import Stage
 from topr_trl.pipeline.stage_inputs import task_of_rows, weights_read
 from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
 from topr_trl.pipeline.stages.sample import Sample, SampleArguments
@@ -32,8 +34,6 @@ from topr_trl.pipeline.stages.score import Score, ScoreArguments
 from topr_trl.pipeline.stages.train import Train
 from topr_trl.pipeline.steps import Step, run_sides, run_steps
 from topr_trl.pipeline.trainer_of_rows import TrainArguments
-from topr_trl.rewards.functions import prepare_rewards
-from topr_trl.rewards.load_functions import load_reward_funcs
 from topr_trl.trainers.checkpoints import check_files
 from topr_trl.user_warnings import warn_user
 
@@ -49,9 +49,9 @@ def sides_of(loop: IterateArguments) -> dict[str, list[Step]]:
     iteration i - 1.
     """
     parts = _StepsOfIterations(loop)
-    training = [parts.training(i) for i in range(1, loop.iterations + 1)]
-    rows = [parts.rows(i, training) for i in range(1, loop.iterations + 1)]
-    tests = [parts.testing(i, training) if loop.tests else [] for i in range(loop.iterations + 1)]
+    training = parts.training
+    rows = [parts.rows(i) for i in range(1, loop.iterations + 1)]
+    tests = [parts.testing(i) if loop.tests else [] for i in range(loop.iterations + 1)]
     for step, of_iteration in zip(training, rows, strict=True):
         step.after = of_iteration[-1]
     if not loop.overlap:
@@ -67,19 +67,23 @@ def sides_of(loop: IterateArguments) -> dict[str, list[Step]]:
 
 
 class _StepsOfIterations:
-    """Make the steps of each iteration. Iteration 0 is the starting model."""
+    """Make the steps of each iteration. Iteration 0 is the starting model.
+
+    Attributes:
+        training (`list[Step]`): Training steps of all iterations. Sampling waits for their models.
+    """
 
     def __init__(self, loop: IterateArguments) -> None:
         self.loop = loop
+        self.training = [self._train(i) for i in range(1, loop.iterations + 1)]
 
     def model(self, iteration: int) -> str | None:
         return str(self._folder(iteration) / "model") if iteration else self.loop.model_name_or_path
 
-    def rows(self, iteration: int, training: list[Step]) -> list[Step]:
+    def rows(self, iteration: int) -> list[Step]:
         """Return the steps that make the rows of an iteration, in order: `sample`, and all stages with `in_loop`.
 
-        If the user gave rows, the first iteration does not sample, and scores only rows without rewards. `training`
-        lists the training step of each iteration, because sampling waits for the model.
+        If the user gave rows, the first iteration does not sample, and scores only rows without rewards.
         """
         loop, rows = self.loop, str(self._folder(iteration) / ROLLOUTS)
         source = loop.rows if iteration == 1 and loop.rows else rows
@@ -94,10 +98,9 @@ class _StepsOfIterations:
                 known = {name: value for name, value in changes.items() if name in field_names(stage.settings)}
                 steps.append(Step(stage(stage_args(stage.settings, loop, **known))))
                 source = rows
-        steps[0].after = training[writer - 1] if writer else None
         return steps
 
-    def training(self, iteration: int) -> Step:
+    def _train(self, iteration: int) -> Step:
         folder = self._folder(iteration)
         args = stage_args(
             TrainArguments, self.loop, input=str(folder / ROLLOUTS), output_dir=str(folder / MODEL),
@@ -105,22 +108,21 @@ class _StepsOfIterations:
         )  # fmt: skip
         return Step(Train(args))
 
-    def testing(self, iteration: int, training: list[Step]) -> list[Step]:
+    def testing(self, iteration: int) -> list[Step]:
         """Return the steps that test the model of an iteration: sample, score, evaluate."""
         loop, folder = self.loop, self._folder(iteration)
         rows = str(test_folder(folder) / ROLLOUTS)
-        sampling = self._sampling(rows, iteration, iteration, split="test", num_generations=loop.num_generations_eval)
-        sampling.after = training[iteration - 1] if iteration else None
         return [
-            sampling,
+            self._sampling(rows, iteration, iteration, split="test", num_generations=loop.num_generations_eval),
             Step(Score(stage_args(ScoreArguments, loop, input=rows, output_dir=rows))),
             Step(Evaluate(stage_args(EvaluateArguments, loop, input=rows, output_dir=str(results_folder(folder))))),
         ]
 
     def _sampling(self, rows: str, writer: int, iteration: int, **more: object) -> Step:
-        model = self.model(writer)
-        named = {"output_dir": rows, "model_name_or_path": model, "iteration": iteration, **more}
-        return Step(Sample(stage_args(SampleArguments, self.loop, **named)))
+        """Return the step that samples with the model of iteration `writer`, after its training."""
+        named = {"output_dir": rows, "model_name_or_path": self.model(writer), "iteration": iteration, **more}
+        sampling = Sample(stage_args(SampleArguments, self.loop, **named))
+        return Step(sampling, after=self.training[writer - 1] if writer else None)
 
     def _folder(self, iteration: int) -> Path:
         return iteration_folder(self.loop.folder, iteration)
@@ -147,11 +149,12 @@ def iterate(loop: IterateArguments) -> None:
             spent = run_sides(sides, loop, out)
         else:
             spent = {name: run_steps(steps, loop, out) for name, steps in sides.items()}
+        finished = [step.stage for steps in sides.values() for step in steps]
         results = Evaluations({
-            step.stage.folder.parent.parent.name: read_evaluation(step.stage.folder / EVALUATION)
-            for steps in sides.values() for step in steps if isinstance(step.stage, Evaluate)
+            stage.folder.parent.parent.name: read_evaluation(stage.folder / EVALUATION)
+            for stage in finished if isinstance(stage, Evaluate)
         })  # fmt: skip
-        rewards = {} if loop.reward_funcs is None else _mean_rewards(sides)
+        rewards = {} if loop.reward_funcs is None else _mean_rewards(finished)
     total = time.monotonic() - began
     untested = "No model was tested: there are no test problems. See --test_dataset_name and --num_test_problems."
     reported = [str(results) if results else untested]
@@ -164,16 +167,16 @@ def iterate(loop: IterateArguments) -> None:
     print("\n" + "\n\n".join(reported), f"{total:.0f} s{''.join(busy)}.", sep="\n", flush=True)
 
 
-def _mean_rewards(sides: dict[str, list[Step]]) -> dict[str, str]:
+def _mean_rewards(finished: list[Stage[Any]]) -> dict[str, str]:
     """Return the mean reward of the sampled rows of each iteration as text, by the name of the iteration's folder.
 
     The text is empty if the mean of an iteration is not known.
     """
     found = {}
-    for step in (step for steps in sides.values() for step in steps if isinstance(step.stage, Score)):
-        if step.stage.folder.parent.name != TEST:
-            mean = step.stage.entry().get("rewards", {}).get("reward", {}).get("mean")
-            found[step.stage.folder.parent.name] = "" if mean is None else f"{mean:.3f}"
+    for stage in finished:
+        if isinstance(stage, Score) and stage.folder.parent.name != TEST:
+            mean = stage.entry().get("rewards", {}).get("reward", {}).get("mean")
+            found[stage.folder.parent.name] = "" if mean is None else f"{mean:.3f}"
     return found
 
 
@@ -224,18 +227,13 @@ def check_trainable(path: Path, rewards: RewardArguments) -> None:
         ValueError: columns are missing, rows are greedy or have rewards of turns, or a reward function cannot be used.
         FileNotFoundError: the path does not exist, or the folder has no complete set of shards.
     """
+    check_rows(path, "loop", rewards.reward_funcs)
     for shard in shards_of(path):
-        names = columns_of(shard)
+        read = read_shard(shard, (TURN_REWARDS, TEMPERATURE))
         with naming(shard):
-            by_functions = rewards.reward_funcs is not None and not have_rewards(names)
-            check_usable(names, "loop", by_functions)
-            if TURN_REWARDS in names:
-                refuse_rewards_of_turns(read_shard(shard, (TURN_REWARDS,))[TURN_REWARDS], "topr iterate")
-        if by_functions:
-            prepare_rewards(load_reward_funcs(rewards.reward_funcs or ()), names, load=False)
-        if TEMPERATURE in names:
-            with naming(shard):
-                training_temperatures(from_table(read_shard(shard, (TEMPERATURE,))))
+            if TURN_REWARDS in read.column_names:
+                refuse_rewards_of_turns(read[TURN_REWARDS], "topr iterate")
+            training_temperatures(from_table(read))
 
 
 def _check_writer(path: Path, loop: IterateArguments) -> None:

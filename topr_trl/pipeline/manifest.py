@@ -46,11 +46,6 @@ class Manifest:
         """Return whether all stages have finished."""
         return all("finished" in stage for stage in self.stages.values())
 
-    @property
-    def last(self) -> Entry:
-        """Return the entry of the last stage."""
-        return list(self.stages.values())[-1]
-
 
 NEW, RESTART, BEGUN, DAMAGED, FINISHED = "new", "restart", "begun", "damaged", "finished"
 
@@ -242,13 +237,12 @@ def _damaged(folder: Path, record: Manifest) -> list[str]:
 
     Return [] if the files were discarded, or if a stage has not finished, because such a stage may change files.
     """
-
-    def whole(path: Path, size: int) -> bool:
-        return path.is_file() and path.stat().st_size == size
-
     if not record.finished or record.discarded:
         return []
-    return [name for name, entry in record.files.items() if not whole(folder / name, entry["bytes"])]
+    return [
+        name for name, entry in record.files.items()
+        if not (file := folder / name).is_file() or file.stat().st_size != entry["bytes"]
+    ]  # fmt: skip
 
 
 def results(folder: Path) -> list[Path]:

@@ -38,10 +38,10 @@ def loading(settings: ModelConfig) -> dict[str, Any]:
     given = {"dtype": settings.dtype, "revision": settings.model_revision,
              "attn_implementation": settings.attn_implementation,
              "quantization_config": get_quantization_config(settings)}  # fmt: skip
-    # If trust_remote_code is None, transformers asks the user on the terminal.
-    trust = {"trust_remote_code": bool(settings.trust_remote_code)}
     known = {name: value for name, value in given.items() if value is not None}
-    return from_safetensors(model_path(settings), {**known, **trust})
+    # If trust_remote_code is None, transformers asks the user on the terminal.
+    known["trust_remote_code"] = bool(settings.trust_remote_code)
+    return from_safetensors(model_path(settings), known)
 
 
 def _check_holds_model(folder: Path) -> None:

@@ -1,12 +1,17 @@
-"""Load the problems of a split, with their prompts."""
+"""Load the problems of a split, with their prompts, and check that problems and rows can be used."""
 
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 
 from datasets import Dataset
 
-from topr_trl.data.rows import checked_ids, text_column
+from topr_trl.data.rows import checked_ids, have_rewards, text_column
+from topr_trl.data.tables import columns_of, shards_of
+from topr_trl.data.usable_rows import check_usable
 from topr_trl.generation.settings import COLUMNS_OF_SAMPLER
 from topr_trl.pipeline.settings import ProblemArguments, RewardArguments
+from topr_trl.pipeline.shards import naming
 from topr_trl.rewards.functions import prepare_rewards
 from topr_trl.rewards.load_functions import load_reward_funcs
 from topr_trl.tasks import OWN_PROMPTS, hendrycks_math, own_prompts
@@ -41,8 +46,6 @@ def _prepared(args: ProblemArguments, split: str) -> Dataset:
     train, task, shots = split == "train", args.task_of_problems, args.num_shots
     assert shots is not None
     count = args.num_train_problems if train else args.num_test_problems
-    if not train:
-        args.check_test_split()
     name = args.dataset_name and ((not train and args.test_dataset_name) or args.dataset_name)
     rows = task.first_rows(name, split, count)
     if task is OWN_PROMPTS:
@@ -68,6 +71,27 @@ def stop_strings_of(args: ProblemArguments, problems: Dataset) -> tuple[str, ...
     """
     judged = "answer" in problems.column_names and isinstance(problems[0]["prompt"], str)
     return args.task_of_problems.stop_strings if judged else ()
+
+
+def check_rows(path: Path, use: str, reward_funcs: Sequence[str] | None) -> None:
+    """Check that rows have the columns that their use needs, and that reward functions can score them.
+
+    Args:
+        path (`Path`): File or folder of the rows.
+        use (`str`): `"loop"` or `"evaluate"`, see `check_usable`.
+        reward_funcs (`Sequence[str]`, *optional*): Names of reward functions. Rows in a loop keep their rewards.
+
+    Raises:
+        FileNotFoundError: the file does not exist, or the folder has no complete set of shards.
+        ValueError: a column is missing, a reward function cannot be used, or reward functions are given for rows to
+            evaluate that are scored already.
+    """
+    for shard in shards_of(path):
+        columns = columns_of(shard)
+        with naming(shard):
+            check_usable(columns, use, bool(reward_funcs))
+            if reward_funcs and not have_rewards(columns):
+                prepare_rewards(load_reward_funcs(reward_funcs), columns, load=False)
 
 
 def check_rewards(problems: Dataset, rewards: RewardArguments) -> None:

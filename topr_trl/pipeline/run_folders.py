@@ -40,16 +40,12 @@ def results_folder(iteration: Path) -> Path:
     return test_folder(iteration) / _RESULTS
 
 
-def begun(run: Path) -> bool:
-    """Return whether a loop has written to a folder."""
-    return test_folder(iteration_folder(run, 0)).is_dir() or iteration_folder(run, 1).is_dir()
-
-
 def check_own(run: Path) -> None:
     """Raise a ValueError if a folder has files, and no loop has written to the folder.
 
     Imported rows and hidden files, such as locks and `.DS_Store`, are allowed.
     """
     others = [path for path in sorted(run.glob("*")) if path.name != IMPORTED and not path.name.startswith(".")]
-    if others and not begun(run):
+    has_begun = test_folder(iteration_folder(run, 0)).is_dir() or iteration_folder(run, 1).is_dir()
+    if others and not has_begun:
         raise ValueError(f"{run} has {others[0].name}, which topr did not write. Use an empty folder.")

@@ -195,8 +195,11 @@ class RewardArguments:
 
 @dataclass
 class RewardTestArguments(RewardArguments):
-    """Settings for rewards, and for evaluation by rewards."""
+    """Settings for rewards, and for tests by answers or rewards."""
 
+    num_generations_eval: int = field(
+        default=16, metadata={"help": "Number of completions per test problem (64 in the paper)."}
+    )
     pass_threshold: float | None = field(
         default=None,
         metadata={"help": "Smallest reward with which a completion passes. Answers are then not used."},
@@ -205,6 +208,7 @@ class RewardTestArguments(RewardArguments):
     def __post_init__(self) -> None:
         RewardArguments.__post_init__(self)
         check_types(self, RewardTestArguments)
+        check_at_least(1, self, "num_generations_eval")
         if self.pass_threshold is not None and not isfinite(self.pass_threshold):
             raise ValueError(f"pass_threshold must be a finite number, not {self.pass_threshold}.")
 
@@ -362,9 +366,6 @@ class IterateArguments(RewardTestArguments, ProblemArguments, InputArguments, Ru
             "rows and does not sample."
         },
     )
-    num_generations_eval: int = field(
-        default=16, metadata={"help": "Number of completions per test problem (64 in the paper)."}
-    )
 
     def __post_init__(self) -> None:
         RewardTestArguments.__post_init__(self)
@@ -373,7 +374,7 @@ class IterateArguments(RewardTestArguments, ProblemArguments, InputArguments, Ru
         if self.tests:
             self.check_test_split()
         RunArguments.__post_init__(self)
-        check_at_least(1, self, "iterations", "num_generations_eval")
+        check_at_least(1, self, "iterations")
         check_at_least(0, self, "overlap")
         if self.rows is not None and not self.rows.startswith(HUB):  # Data on the Hub is not downloaded yet.
             existing(self.rows, "--rows")
@@ -461,7 +462,7 @@ NOT_FOR_COMMANDS = ("resume_from_checkpoint",)  # A command finds its own checkp
 LOOP_SETTINGS = field_names(IterateArguments, without=NOT_FOR_COMMANDS)
 TRIAL_SETTINGS = field_names(
     TrialArguments,
-    # Each arm of a trial (see `topr_trl.pipeline.trial.ARMS`) has its own values for the last settings. A trial samples
+    # Each arm of a trial (see `topr_trl.pipeline.arms.ARMS`) has its own values for the last settings. A trial samples
     # only for its test, with `num_generations_eval`.
     without=(*field_names(CurationArguments), *NOT_FOR_COMMANDS, "num_generations", "preset", "a_pos", "b_pos",
              "a_neg", "b_neg"),

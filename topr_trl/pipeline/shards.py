@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -55,13 +56,7 @@ def stages_of(shard: Path) -> ColumnsByStage:
     Return {} for a file that no stage wrote.
     """
     metadata = schema_of(shard).metadata if shard.suffix == ".parquet" else None
-    stages: ColumnsByStage = json.loads((metadata or {}).get(_STAGES, b"{}"))
-    return stages
-
-
-def has_shards_of(stage: str, folder: Path) -> bool:
-    """Return whether a stage has written a shard in a folder."""
-    return any(has_stage(stage, shard) for shard in folder.glob("*.parquet"))
+    return json.loads((metadata or {}).get(_STAGES, b"{}"))
 
 
 def has_stage(stage: str, shard: Path) -> bool:
@@ -86,13 +81,27 @@ def columns_before(stage: str, source: Path) -> list[str]:
     return [name for name in columns_of(shards[0]) if all(name in names for names in kept)]
 
 
-def parts_of(source: Path, folder: Path) -> list[tuple[Path, slice]]:
-    """Return the parts of `source` that become the shards of `folder`: a file, and a range of its rows.
+class Part(NamedTuple):
+    """Range of rows of a file, which becomes a shard.
+
+    Attributes:
+        file (`Path`): File of rows.
+        rows (`slice`): Rows of the file.
+        first (`int`): Number of rows in the parts before this one, also in other files.
+    """
+
+    file: Path
+    rows: slice
+    first: int
+
+
+def parts_of(source: Path, folder: Path) -> list[Part]:
+    """Return the parts of `source` that become the shards of `folder`.
 
     If `folder` is another folder, large files are split, so that a killed stage keeps the finished parts of a file.
     Adjacent rows of a problem stay together, because a reward function can compare them.
     """
-    parts, same = [], source.resolve() == folder.resolve()
+    parts, total, same = [], 0, source.resolve() == folder.resolve()
     for shard in shards_of(source):
         rows, ends = rows_of(shard), []
         if not same and rows > _ROWS_PER_PART:
@@ -101,12 +110,13 @@ def parts_of(source: Path, folder: Path) -> list[tuple[Path, slice]]:
             starts = np.flatnonzero(problems[1:] != problems[:-1]) + 1
             found = np.searchsorted(starts, np.arange(_ROWS_PER_PART, rows, _ROWS_PER_PART))
             ends = np.unique(starts[found[found < len(starts)]]).tolist()
-        parts += [(shard, slice(start, end)) for start, end in pairwise([0, *ends, rows])]
+        parts += [Part(shard, slice(start, end), total + start) for start, end in pairwise([0, *ends, rows])]
+        total += rows
     return parts
 
 
 def add_columns(
-    source: Path, folder: Path, stage: str, columns: Callable[[int, pa.Table], pa.Table], description: str
+    source: Path, folder: Path, stage: str, columns: Callable[[Part, pa.Table], pa.Table], description: str
 ) -> None:
     """Add the columns of a stage to each part of `source` (see `parts_of`), and write the shards to `folder`.
 
@@ -119,8 +129,7 @@ def add_columns(
         source (`Path`): Folder or file of rows.
         folder (`Path`): Folder to write, which can be `source`.
         stage (`str`): Name of the stage.
-        columns (`Callable`): Function that takes the number and the rows of a part, and returns the rows with the new
-            columns.
+        columns (`Callable`): Function that takes a part and its rows, and returns the rows with the new columns.
         description (`str`): Text beside the progress bar.
     """
     same, parts = source.resolve() == folder.resolve(), parts_of(source, folder)
@@ -132,13 +141,13 @@ def add_columns(
         for other in {*folder.glob("rows-*-of-*.parquet")} - kept:
             other.unlink()
     read = lru_cache(1)(read_shard)
-    for k, (shard, part) in enumerate(tqdm(parts, desc=description, unit="shard")):
-        path = shard if same else shard_path(folder, k, len(parts))
+    for k, part in enumerate(tqdm(parts, desc=description, unit="shard")):
+        path = part.file if same else shard_path(folder, k, len(parts))
         if path.is_file() and stage in stages_of(path):
             continue
-        before, added = _split_at(stage, stages_of(shard))
-        table = read(shard).drop_columns(sorted(added))[part]
-        result = columns(k, table)
+        before, added = _split_at(stage, stages_of(part.file))
+        table = read(part.file).drop_columns(sorted(added))[part.rows]
+        result = columns(part, table)
         write_shard(result, path, {**before, stage: [n for n in result.column_names if n not in table.column_names]})
 
 

@@ -1,11 +1,9 @@
 """Split the rows of a trial into rows to train on and held-out problems, and select the arms that fit the rows.
 
-An arm is a group of training settings that the trial compares. See `topr_trl.pipeline.trial`.
+An arm is a group of training settings that the trial compares. See `topr_trl.pipeline.arms`.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -18,6 +16,7 @@ from topr_trl.data.rows import AFTER_BASELINE, ROLLOUT, TIMES_CHOSEN, TURN_REWAR
 from topr_trl.data.tables import load_rows, save_rows, write_parquet
 from topr_trl.data.usable_rows import refuse_rewards_of_turns
 from topr_trl.pipeline import manifest
+from topr_trl.pipeline.arms import ARMS, Arm
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.shards import MU_COLUMNS
@@ -35,10 +34,6 @@ _ALIKE = 0.95  # minimum share of these rows on which the judge must agree with 
 class Split(Stage[TrialArguments]):
     """Stage that writes the rows to train on, and the held-out problems or rows.
 
-    Args:
-        args (`TrialArguments`): Settings of the trial.
-        arms (`Mapping`): Settings of `topr train` for each arm, by the name of the arm.
-
     The notes in the stage's manifest entry are:
 
     - `by_answers`: whether to test by sampling and judging completions of the held-out problems. Otherwise, the mean
@@ -46,10 +41,6 @@ class Split(Stage[TrialArguments]):
     - `settings`: names of the arms that fit the rows.
     - `diagnosis`: kinds of problems as text, see [`diagnose`], or `""` if rewards do not have two values.
     """
-
-    def __init__(self, args: TrialArguments, arms: Mapping[str, Mapping[str, Any]]) -> None:
-        super().__init__(args)
-        self.arms = arms
 
     @property
     def folder(self) -> Path:
@@ -70,7 +61,7 @@ class Split(Stage[TrialArguments]):
             ValueError: the rows have too few problems or rewards of turns, all rewards of the rows to train on are
                 equal, or the held-out problems cannot be tested.
         """
-        training, tested, notes = _choose_rows(self.args, self.folder, self.arms)
+        training, tested, notes = _choose_rows(self.args, self.folder)
         save_rows(training, self.folder / TRAINING_ROWS)
         if notes["by_answers"]:
             write_parquet(tested, self.folder / PROBLEMS)
@@ -79,9 +70,7 @@ class Split(Stage[TrialArguments]):
         return len(training), notes
 
 
-def _choose_rows(
-    trial: TrialArguments, folder: Path, settings: Mapping[str, Mapping[str, Any]]
-) -> tuple[Dataset, Dataset, Json]:
+def _choose_rows(trial: TrialArguments, folder: Path) -> tuple[Dataset, Dataset, Json]:
     """Return the rows to train on, the held-out problems or rows, and the notes of the stage."""
     rows = _without_stage_columns(load_rows(trial.source, cache_dir=folder / manifest.WORK))
     if TURN_REWARDS in rows.column_names:
@@ -103,7 +92,7 @@ def _choose_rows(
     sizes = np.bincount(problems)[order[held_out:]].cumsum()
     enough = int(np.searchsorted(sizes, trial.trial_rows)) + 1
     training = np.flatnonzero(np.isin(problems, order[held_out:][:enough]))
-    names = [name for name, given in settings.items() if _is_worth_trying(given, rewards[training], problems[training])]
+    names = [arm.name for arm in ARMS if _is_worth_trying(arm, rewards[training], problems[training])]
     if len(names) < 2:
         raise ValueError(
             f"There is nothing to choose between: the rewards of the {len(training)} rows to train on are all "
@@ -137,17 +126,17 @@ def _without_stage_columns(rows: Dataset) -> Dataset:
     return rows.remove_columns(sorted(gone & set(rows.column_names)))
 
 
-def _is_worth_trying(settings: Mapping[str, Any], rewards: FloatArray, problems: NDArray[np.int64]) -> bool:
+def _is_worth_trying(arm: Arm, rewards: FloatArray, problems: NDArray[np.int64]) -> bool:
     """Return whether an arm can train on the rows, and would not repeat another arm."""
     # Without negative rewards, a baseline of 0 leaves only positives, so the arm resembles `positives-only`.
-    if settings.get("baseline") == "0":
+    if arm.settings.get("baseline") == "0":
         return bool((rewards < 0).any())
-    if settings.get("curation") == "balanced":
+    if arm.settings.get("curation") == "balanced":
         return len(np.unique(rewards)) == 2
-    share = settings.get("effective_positive_share")
+    share = arm.settings.get("effective_positive_share")
     if share is not None and len(np.unique(rewards)) == 1:
         return False  # With equal rewards, no baseline reaches the share.
-    return bool(subtract_baseline(rewards, settings.get("baseline", "mean"), problems, share).any())
+    return bool(subtract_baseline(rewards, arm.settings.get("baseline", "mean"), problems, share).any())
 
 
 def _can_judge(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> bool:

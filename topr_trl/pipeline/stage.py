@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from os.path import relpath
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
-import numpy as np
 import pyarrow as pa
 from accelerate import PartialState
 from trl import ModelConfig
@@ -102,14 +101,21 @@ class Stage(ABC, Generic[Settings]):
             The number of rows, and notes for the manifest.
         """
 
-    def sources(self) -> list[Path]:
-        """Return the folders and files that the stage reads.
+    def sources(self) -> dict[str, Path]:
+        """Return the folders and files with the rows that the stage reads, by the name of the setting.
 
         Raises:
             ValueError: `input` is not set.
             FileNotFoundError: the input does not exist.
         """
-        return [self.args.source]
+        return {"input": self.args.source}
+
+    def weights(self) -> Path | None:
+        """Return the folder of the weights that the stage reads. Return None if no stage wrote the weights."""
+        if not isinstance(self.args, ModelConfig):
+            return None
+        folder = Path(model_path(self.args))
+        return folder if (folder / manifest.NAME).is_file() else None
 
     @classmethod
     def summary(cls, done: Json) -> str:
@@ -136,7 +142,7 @@ class Stage(ABC, Generic[Settings]):
         if record is None or self.name not in record.stages:
             return False
         self.check_sources()
-        return manifest.state(self.folder, self.name, **self._manifest_arguments()) == manifest.FINISHED
+        return manifest.state(self.folder, self.name, self.inputs(), self._has_results()) == manifest.FINISHED
 
     def run(self) -> Json:
         """Run the stage, unless it has finished already.
@@ -183,18 +189,14 @@ class Stage(ABC, Generic[Settings]):
         record = manifest.read(self.folder)
         return record.stages.get(self.name, {}) if record is not None else {}
 
-    def begin(self, others_work: bool = False) -> bool:
-        """Prepare the folder for this stage, see `manifest.begin`.
-
-        Args:
-            others_work (`bool`, defaults to `False`): Whether other processes of this stage write to the folder.
-
-        Returns:
-            Whether the stage has finished.
-        """
+    def begin(self) -> bool:
+        """Prepare the folder for this stage, see `manifest.begin`. Return whether the stage has finished."""
         self._check_earlier_stages()
-        sources = {name: relpath(path.resolve(), self.folder.resolve()) for name, path in self._read_from().items()}
-        return manifest.begin(self.folder, self.name, sources=sources, **self._manifest_arguments(others_work))
+        read = self._other_sources()
+        if (weights := self.weights()) is not None:
+            read["weights"] = weights
+        sources = {name: relpath(path.resolve(), self.folder.resolve()) for name, path in read.items()}
+        return manifest.begin(self.folder, self.name, self.inputs(), sources, self._has_results())
 
     def _check_earlier_stages(self) -> None:
         """Check that a new stage in the folder of other stages only adds columns to their rows, and comes after them.
@@ -205,7 +207,7 @@ class Stage(ABC, Generic[Settings]):
         record = manifest.read(self.folder)
         if record is None or self.name in record.stages:
             return
-        in_place = self.adds_columns and "input" not in self._read_from()
+        in_place = self.adds_columns and not self._other_sources()
         removed = registry.removed_by(self.name) if in_place else record.stages
         if others := [name for name in record.stages if name in removed]:
             raise ValueError(
@@ -216,36 +218,34 @@ class Stage(ABC, Generic[Settings]):
     def check_sources(self) -> None:
         """Check that the folders to read exist, are finished and have all of their files.
 
-        The stage's own folder is not checked.
+        The stage's own folder and the weights are not checked.
 
         Raises:
             ValueError: `input` is not set, or a folder is unfinished or damaged.
             FileNotFoundError: a path does not exist.
         """
-        for path in self.sources():
-            if path.resolve() != self.folder.resolve():
-                manifest.check_whole(path)
+        for path in self._other_sources().values():
+            manifest.check_whole(path)
 
-    def add_columns(self, columns: Callable[[int, pa.Table], pa.Table], description: str) -> None:
+    def _other_sources(self) -> dict[str, Path]:
+        """Return the folders and files that the stage reads, without the stage's own folder."""
+        return {name: path for name, path in self.sources().items() if path.resolve() != self.folder.resolve()}
+
+    def add_columns(self, columns: Callable[[shards.Part, pa.Table], pa.Table], description: str) -> None:
         """Add columns to each part of the input, see `shards.add_columns`."""
         shards.add_columns(self.args.source, self.folder, self.name, columns, description)
 
     def add_arrays(self, arrays: Mapping[str, pa.Array | pa.ChunkedArray], description: str) -> None:
         """Add columns from arrays, by name. Each array has one value per row, for the rows of all shards in order."""
-        parts = shards.parts_of(self.args.source, self.folder)
-        starts = np.cumsum([0, *(part.stop - part.start for _, part in parts)])
 
-        def with_arrays(k: int, table: pa.Table) -> pa.Table:
+        def with_arrays(part: shards.Part, table: pa.Table) -> pa.Table:
             for name, values in arrays.items():
-                own = values.slice(starts[k], len(table))
+                own = values.slice(part.first, len(table))
                 kind = pa.list_(own.type.value_type) if pa.types.is_large_list(own.type) else own.type
                 table = set_column(table, name, own.cast(kind))
             return table
 
         self.add_columns(with_arrays, description)
-
-    def _manifest_arguments(self, others_work: bool = False) -> dict[str, Any]:
-        return {"inputs": self.inputs(), "has_results": others_work or self._has_results()}
 
     def _has_results(self) -> bool:
         """Return whether the folder has results or checkpoints of this stage.
@@ -255,22 +255,5 @@ class Stage(ABC, Generic[Settings]):
         work = self.folder / manifest.WORK
         kept = [*work.glob("checkpoint-*"), *work.glob("final"), *work.glob("log_mu*")]
         if self.adds_columns:
-            return bool(kept) or shards.has_shards_of(self.name, self.folder)
+            return bool(kept) or any(shards.has_stage(self.name, shard) for shard in self.folder.glob("*.parquet"))
         return bool(kept) or bool(manifest.results(self.folder))
-
-    def reads_weights_of(self, folder: Path) -> bool:
-        """Return whether the stage reads the weights that a stage wrote to a folder."""
-        weights = self._read_from().get("weights")
-        return weights is not None and weights.resolve() == folder.resolve()
-
-    def _read_from(self) -> dict[str, Path]:
-        """Return the folders that `lineage` follows, by name: `input` and `weights`.
-
-        Leave out the input if it is not set or is the stage's own folder, and the weights if no stage wrote them.
-        """
-        found = {}
-        if self.args.input and Path(self.args.input).resolve() != self.folder.resolve():
-            found["input"] = Path(self.args.input)
-        if isinstance(self.args, ModelConfig) and (Path(model_path(self.args)) / manifest.NAME).is_file():
-            found["weights"] = Path(model_path(self.args))
-        return found

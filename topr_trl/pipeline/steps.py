@@ -68,9 +68,10 @@ def run_steps(
         place = f"{side} {number}/{len(steps)}".strip()
         stage = step.stage
         title = f"[{place}] {stage.name} -> {os.path.relpath(stage.folder, out)}"
-        _wait_for(step.after, stop)
+        while step.after is not None and not stop.is_set() and not step.after.finished.wait(0.1):
+            pass
         if stop.is_set():
-            raise ChildProcessError(f"The stage {step.stage.name} was stopped.")
+            raise ChildProcessError(f"The stage {stage.name} was stopped.")
         if stage.is_finished() or _weights_are_used_up(stage, every or steps):
             stage.clean_up()
             _print_line(f"{title}: done before")
@@ -98,7 +99,8 @@ def _weights_are_used_up(stage: Stage[Any], steps: Sequence[Step]) -> bool:
 
     Users can remove such weights to free disk space. New weights could differ, and later stages would refuse them.
     """
-    readers = [step.stage for step in steps if step.stage.reads_weights_of(stage.folder)]
+    folder = stage.folder.resolve()
+    readers = [step.stage for step in steps if (weights := step.stage.weights()) and weights.resolve() == folder]
     return bool(readers) and all("finished" in each.entry() for each in (stage, *readers))
 
 
@@ -133,10 +135,3 @@ def _print_line(line: str) -> None:
     """Print a line in one write. `print` writes the line break separately, so lines of two sides could mix."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-
-
-def _wait_for(step: Step | None, stop: Event) -> None:
-    """Wait until a step has finished. With None, do not wait."""
-    while step is not None and not step.finished.wait(0.1):
-        if stop.is_set():
-            raise ChildProcessError(f"The stage {step.stage.name} was stopped.")

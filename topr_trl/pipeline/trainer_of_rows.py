@@ -106,13 +106,13 @@ def _check_choice(args: TrainArguments, curate: Json | None) -> None:
 
     Default values pass, because the user may not have set them.
     """
-    defaults = CurationArguments()
-    there = curate["inputs"] if curate else {}
-    for name in CHOICE if there else ():
-        value = getattr(args, name)
-        if value not in (there[name], getattr(defaults, name)):
+    if curate is None:
+        return
+    for name in CHOICE:
+        value, there = getattr(args, name), curate["inputs"][name]
+        if value not in (there, getattr(CurationArguments, name)):
             raise ValueError(
-                f"{name}={value}, but topr curate chose the rows of {args.source} with {name}={there[name]}. Remove "
+                f"{name}={value}, but topr curate chose the rows of {args.source} with {name}={there}. Remove "
                 f"{name}, or run topr curate again."
             )
 

@@ -1,13 +1,11 @@
 """Run a trial: short training runs with several settings on some of the rows, tested on held-out problems.
 
-The settings of one training run are an *arm*. A trial tries each arm at the given learning rate, and the recipes
-(`RECIPES`) also at a third of the learning rate and at three times the learning rate.
+The settings of one training run are an arm, see `topr_trl.pipeline.arms`.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +16,7 @@ from topr_trl.evaluation.answers import read_samples
 from topr_trl.evaluation.off_policy import OffPolicyValues, off_policy_values
 from topr_trl.evaluation.pass_and_maj_at_k import expected_pass
 from topr_trl.pipeline import locks, manifest
+from topr_trl.pipeline.arms import Arm, arms_of
 from topr_trl.pipeline.launch import check_launch
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import model_path
@@ -32,60 +31,6 @@ from topr_trl.pipeline.stages.train import Train
 from topr_trl.pipeline.steps import Step, run_steps
 from topr_trl.pipeline.trainer_of_rows import TrainArguments
 from topr_trl.trainers.checkpoints import check_files
-
-_FACTORS = (1 / 3, 3.0)  # further factors of the learning rate, for the recipes
-
-
-@dataclass(frozen=True)
-class Arm:
-    """Settings that a trial tests.
-
-    Attributes:
-        name (`str`): Name of the arm's folder.
-        label (`str`): Name of the arm in tables.
-        settings (`dict[str, Any]`): Settings of `topr train`, without the learning rate.
-        factor (`float`, defaults to `1.0`): Factor that multiplies the given learning rate.
-    """
-
-    name: str
-    label: str
-    settings: dict[str, Any] = field(hash=False)
-    factor: float = 1.0
-
-    @property
-    def recipe(self) -> str:
-        """Return the name of the arm at the given learning rate."""
-        return self.name.removesuffix("-low-rate").removesuffix("-high-rate")
-
-    def rate(self, trial: TrialArguments) -> float:
-        """Return the learning rate of the arm.
-
-        The rate is rounded to three significant digits, so that reports can show a third of a learning rate exactly.
-        """
-        return float(f"{trial.learning_rate * self.factor:.3g}")
-
-    def at(self, factor: float) -> "Arm":
-        """Return this arm under a new name, with `factor` for the learning rate."""
-        word = "low" if factor < 1 else "high"
-        return Arm(f"{self.name}-{word}-rate", self.label, self.settings, factor)
-
-
-ARMS = (
-    Arm("paper", "c = 0 (the paper)", {"baseline": "0"}),
-    Arm("share-20", "p~ 20%", {"effective_positive_share": 0.2}),
-    Arm("share-50", "default (p~ 50%)", {}),
-    Arm("share-80", "p~ 80%", {"effective_positive_share": 0.8}),
-    Arm("group-mean", "group mean", {"baseline": "group_mean"}),
-    Arm("positives-only", "positives only", {"preset": "positives_only"}),
-    # The next two arms repeat positives, so they train on as many rows as the other arms. There is one exception: if
-    # most rows are positives, the arm `balanced` trains on fewer rows.
-    Arm("positives-repeated", "positives, repeated", {"curation": "repeated_positives"}),
-    Arm("balanced", "balanced", {"curation": "balanced"}),
-)
-# Arms that a trial tries at three rates. If several arms cannot be distinguished from the best arm, a trial recommends
-# the first arm of `RECIPES` among them. The default arm `share-50` subtracts the mean reward, which gives p~ (effective
-# positive share) = 50%.
-RECIPES = ("positives-repeated", "balanced", "share-50")
 
 
 @dataclass(frozen=True)
@@ -150,7 +95,7 @@ def run_trial(trial: TrialArguments) -> Outcome:
             "different folder."
         )
     with locks.lock(out):
-        rows = Split(trial, {arm.name: arm.settings for arm in ARMS}).run()
+        rows = Split(trial).run()
         if rows["diagnosis"]:
             print(rows["diagnosis"], flush=True)
         if rows["by_answers"]:
@@ -158,15 +103,6 @@ def run_trial(trial: TrialArguments) -> Outcome:
         arms = arms_of(rows["settings"])
         run_steps(steps_of(trial, rows, arms), trial, out)
         return outcome_of(trial, rows, arms)
-
-
-def arms_of(names: Collection[str]) -> list[Arm | None]:
-    """Return the model before training, and the arms with these names at all of their learning rates, in order."""
-    arms: list[Arm | None] = [None]
-    for arm in ARMS:
-        if arm.name in names:
-            arms += [arm, *(arm.at(factor) for factor in _FACTORS if arm.name in RECIPES)]
-    return arms
 
 
 def steps_of(trial: TrialArguments, rows: Json, arms: Sequence[Arm | None]) -> list[Step]:

@@ -9,22 +9,6 @@ from typing import Any
 Messages = Sequence[Mapping[str, Any]]  # as in OpenAI's chat completions
 
 
-def continued_conversation(model: object, messages: Messages | None, salt: str = "") -> str | None:
-    """Return the key of the conversation in a request, up to its last assistant message. The key is a hash.
-
-    Args:
-        model (`object`): Model that the request names.
-        messages (`Messages` or `None`): Messages of the request.
-        salt (`str`, *optional*, defaults to `""`): Secret text in the hash. Without salt, readers of the database can
-            guess messages, and check whether their hash is the key.
-
-    Returns:
-        `str` or `None`: the key. None if there is no assistant message.
-    """
-    places = [n for n, each in enumerate(messages or ()) if each.get("role") == "assistant"]
-    return _hash(model, messages[: places[-1] + 1], salt).hexdigest() if messages and places else None
-
-
 class Conversation:
     """Hash of the messages in a request.
 
@@ -33,11 +17,22 @@ class Conversation:
     Args:
         model (`object`): Model that the request names.
         messages (`Messages` or `None`): Messages of the request.
-        salt (`str`, *optional*, defaults to `""`): Secret text in the hash, as in `continued_conversation`.
+        salt (`str`, *optional*, defaults to `""`): Secret text in the hash. Without salt, readers of the database can
+            guess messages, and check whether their hash is the key.
+
+    Attributes:
+        continued (`str` or `None`): Key of the conversation in the request, up to its last assistant message. None if
+            there is no assistant message.
     """
 
     def __init__(self, model: object, messages: Messages | None, salt: str = "") -> None:
-        self._hash = None if messages is None else _hash(model, messages, salt)
+        self.continued: str | None = None
+        found = hashlib.sha256(json.dumps([salt, model]).encode())
+        for message in messages or ():
+            found.update(_shown(message))
+            if message.get("role") == "assistant":
+                self.continued = found.hexdigest()
+        self._hash = None if messages is None else found
 
     def keys(self, choices: Messages) -> dict[int, str]:
         """Return the keys of the conversations that end with the choices of an answer.
@@ -56,14 +51,6 @@ class Conversation:
                 longer.update(_shown(choice["message"]))
                 found[choice.get("index") or 0] = longer.hexdigest()
         return found
-
-
-def _hash(model: object, messages: Messages, salt: str) -> "hashlib._Hash":
-    """Return a hash of the salt, the model and the messages."""
-    found = hashlib.sha256(json.dumps([salt, model]).encode())
-    for message in messages:
-        found.update(_shown(message))
-    return found
 
 
 def _shown(message: Mapping[str, Any]) -> bytes:

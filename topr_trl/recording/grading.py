@@ -3,7 +3,7 @@
 import asyncio
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ _LONGEST_COMMENT = 10_000  # characters
 _LONGEST_NAME = 100  # characters
 _LONGEST_BODY = 1 << 17  # bytes of a request with a reward. An escaped character of the comment takes up to 12 bytes.
 _LONGEST_SEARCH = 200  # characters
-_LABELS = {"up": 1.0, "good": 1.0, "down": -1.0, "bad": -1.0}
+_LABELS = {True: 1.0, False: -1.0, "up": 1.0, "good": 1.0, "down": -1.0, "bad": -1.0}
 
 
 class Grading:
@@ -73,11 +73,7 @@ class Grading:
                 "totals": self.store.totals(_INTERVALS), "unrecorded": dict(self.unrecorded.counts),
             })  # fmt: skip
 
-        try:
-            # Reading long answers takes seconds, and would block all streams.
-            return await asyncio.to_thread(read)
-        except ValueError as unreadable:  # for instance a damaged database
-            return error(500, str(unreadable), "server_error")
+        return await _in_thread(read)
 
     async def rollout(self, request: web.Request) -> web.Response:
         """Return one rollout: the messages of its calls, its rewards and its comments."""
@@ -88,10 +84,7 @@ class Grading:
                 return error(404, f"There is no rollout {name!r}.")
             return _json({**found, "calls": [_shown(call) for call in found["calls"]]})
 
-        try:
-            return await asyncio.to_thread(read)
-        except ValueError as unreadable:
-            return error(500, str(unreadable), "server_error")
+        return await _in_thread(read)
 
     async def reward(self, request: web.Request) -> web.Response:
         """Store or remove a reward of a rollout or an answer. A second reward of the same name replaces the first."""
@@ -107,15 +100,21 @@ class Grading:
             return error(400, f"The body of the request is not JSON: {wrong}.")
         except ValueError as wrong:
             return error(400, str(wrong))
-        if comment is not None:
-            comment, _ = self.redact(comment)
         try:
-            self.store.set_reward(rollout, name, reward, comment, answer)
+            self.store.set_reward(rollout, name, reward, self.redact(comment), answer)
         except StorageFullError as full:
             return error(507, str(full), "storage_full")
         except (LookupError, ValueError) as wrong:
             return error(404 if isinstance(wrong, LookupError) else 409, str(wrong))
         return _json({"rollout_id": rollout, "name": name, "reward": reward} | ({"answer": answer} if answer else {}))
+
+
+async def _in_thread(read: Callable[[], web.Response]) -> web.Response:
+    """Read the database in a thread. Reading long answers takes seconds, and would block all streams."""
+    try:
+        return await asyncio.to_thread(read)
+    except ValueError as unreadable:  # for instance a damaged database
+        return error(500, str(unreadable), "server_error")
 
 
 def _json(value: object) -> web.Response:
@@ -155,10 +154,9 @@ def read_reward(given: Any) -> tuple[str, int, str, float | None, str | None]:
         raise ValueError("Send either reward (a number) or label (true or false), and not both.")
     if "label" in given:
         label = given["label"]
-        if isinstance(label, bool):
-            return rollout, answer, name, 1.0 if label else -1.0, comment
-        if not isinstance(label, str) or label not in _LABELS:
-            raise ValueError(f"label must be one of true, false, {', '.join(_LABELS)}, not {str(label)[:40]!r}.")
+        if not isinstance(label, bool | str) or label not in _LABELS:
+            labels = ", ".join(map(str, _LABELS)).lower()
+            raise ValueError(f"label must be one of {labels}, not {str(label)[:40]!r}.")
         return rollout, answer, name, _LABELS[label], comment
     reward = given["reward"]
     if reward is None:

@@ -40,12 +40,8 @@ _MODELS_AGE = 60.0  # seconds after which the list of models is requested again
 _SECONDS_BETWEEN = 1.0  # minimum time between two requests of the list, after a failure or for a model that it lacks
 
 
-class _TooLargeError(Exception):
-    """Error for an answer that is larger than `max_answer_mb`."""
-
-
-class _RedirectError(Exception):
-    """Error for a redirect to the address in its text. A client that follows a redirect bypasses the recorder."""
+class _BadAnswerError(Exception):
+    """Error for an answer that the recorder does not pass on. Its text is the message for the client."""
 
 
 class _ClientGoneError(Exception):
@@ -53,7 +49,7 @@ class _ClientGoneError(Exception):
 
 
 # Errors that the recorder reports to the client.
-_FAILURES = (aiohttp.ClientError, StorageFullError, _TooLargeError, _RedirectError)
+_FAILURES = (aiohttp.ClientError, StorageFullError, _BadAnswerError)
 
 
 class Proxy:
@@ -77,8 +73,7 @@ class Proxy:
         """Pass on a request without recording it, for instance to `/v1/models`. WebSockets are not supported."""
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return error(501, "topr record does not pass on WebSockets. Send requests over HTTP.")
-        self.unrecorded.add(request)
-        return await self._forward(request, await read_body(request, self.args), None)
+        return await self._forward_unrecorded(request, await read_body(request, self.args))
 
     async def record(self, protocol: Protocol, request: web.Request) -> web.StreamResponse:
         """Record a request of an API, and pass it on.
@@ -107,7 +102,7 @@ class Proxy:
             asked = await asyncio.to_thread(with_earlier_messages, *given)
         return await self._forward_recorded(request, body, protocol, asked, rollout)
 
-    async def _forward_unrecorded(self, request: web.Request, body: bytes, why: str) -> web.StreamResponse:
+    async def _forward_unrecorded(self, request: web.Request, body: bytes, why: str = "") -> web.StreamResponse:
         self.unrecorded.add(request, why)
         return await self._forward(request, body, None)
 
@@ -176,11 +171,12 @@ class Proxy:
                 request.method, URL(f"{url}?{query}", encoded=True) if query else url, data=body or None,
                 headers=self._headers(request), allow_redirects=False,
             ) as answer:  # fmt: skip
-                if answer.status in _REDIRECTS:
-                    raise _RedirectError(answer.headers.get("Location", "an unknown address"))
+                if answer.status in _REDIRECTS:  # A client that follows a redirect bypasses the recorder.
+                    address = answer.headers.get("Location", "an unknown address")
+                    raise _BadAnswerError(f"{url} redirects to {address}. Set upstream to the new address.")
                 if answer.content_type in _STREAMS:
                     return await self._stream(request, answer, url, recording)
-                content = b"".join([piece async for piece in self._pieces(answer)])
+                content = b"".join([piece async for piece in self._pieces(answer, url)])
                 if recording is not None:
                     content = await recording.add_answer(answer.status, content)
                 headers = _shown_headers(answer, recording)
@@ -203,7 +199,7 @@ class Proxy:
         async with self._sending(request):
             await response.prepare(request)
         try:
-            async for event in _events(self._pieces(answer), has_lines=not start):
+            async for event in _events(self._pieces(answer, url), has_lines=not start):
                 lines, found = event, [line.removeprefix(start).strip() for line in event if line.startswith(start)]
                 name = b"event: error\n" if event[0].startswith(b"event:") else name
                 if recording is not None and found:
@@ -239,17 +235,18 @@ class Proxy:
             await response.write_eof()
         return response
 
-    async def _pieces(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    async def _pieces(self, answer: aiohttp.ClientResponse, url: URL) -> AsyncIterator[bytes]:
         """Yield the bytes of an answer as they arrive.
 
         Raises:
-            _TooLargeError: the answer is larger than `max_answer_mb`.
+            _BadAnswerError: the answer is larger than `max_answer_mb`.
         """
         size = 0
         async for piece in answer.content.iter_any():
             size += len(piece)
             if size > self.args.max_answer_mb * 2**20:
-                raise _TooLargeError
+                most = f"max_answer_mb={self.args.max_answer_mb}"
+                raise _BadAnswerError(f"The answer of {url} is larger than {most}.")
             yield piece
 
     @asynccontextmanager
@@ -276,11 +273,8 @@ class Proxy:
         """End the recording with a message about a failure. Return the HTTP status, the message and the error type."""
         if isinstance(failure, StorageFullError):
             found = 507, f"The answer cannot be recorded: {failure}", "storage_full"
-        elif isinstance(failure, _TooLargeError):
-            most = f"max_answer_mb={self.args.max_answer_mb}"
-            found = 502, f"The answer of {url} is larger than {most}.", "upstream_error"
-        elif isinstance(failure, _RedirectError):
-            found = 502, f"{url} redirects to {failure}. Set upstream to the new address.", "upstream_error"
+        elif isinstance(failure, _BadAnswerError):
+            found = 502, str(failure), "upstream_error"
         elif isinstance(failure, aiohttp.SocketTimeoutError):
             seconds = f"{self.args.upstream_timeout:g} seconds (upstream_timeout)"
             found = 504, f"{url} sent nothing for {seconds}.", "upstream_timeout"

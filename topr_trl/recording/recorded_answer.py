@@ -173,7 +173,7 @@ class RecordedAnswer:
         if not self.ended:
             state, answer, message = self._outcome(why)
             with self.writer.full_is_fine():
-                self._store(state, answer, message, self._redacted(answer))
+                self._store(state, answer, message, *self._redacted(answer))
 
     def _outcome(self, why: str | None = None) -> tuple[State, Mapping[str, Any] | None, str | None]:
         """Return the state, the answer and the error message of a stream that has ended."""
@@ -182,20 +182,21 @@ class RecordedAnswer:
         choices = len(self.call.rollouts) if why or not answer else len(self.protocol.choices(answer)) or 1
         if self.answer.finished >= choices and self.error is None:
             return State.FINISHED, answer, None
-        return State.CUT, answer, self.error or why
+        return State.CUT if answer else State.FAILED, answer, self.error or why
 
     async def _end(self, size: int, state: State, answer: Mapping[str, Any] | None, message: str | None) -> None:
         """End the call. Store a large answer in a thread."""
-        redacted = await in_thread(size, self._redacted, answer)
-        is_large = size > LARGE and answer is not None
+        stored, is_redacted = await in_thread(size, self._redacted, answer)
         with self.writer.full_is_fine():
-            if is_large:
-                await asyncio.to_thread(self.writer.store.add_text, self.call.id, "response", redacted[0])
-            self._store(state, answer, message, redacted, is_large)
+            if size > LARGE and stored is not None:
+                await asyncio.to_thread(self.writer.store.add_text, self.call.id, "response", stored)
+                stored = None
+            self._store(state, answer, message, stored, is_redacted)
 
     def _redacted(self, answer: Mapping[str, Any] | None) -> tuple[Mapping[str, Any] | None, bool]:
         """Return the answer to store, and whether text in it was blanked out."""
-        stored, is_redacted = self.writer.redact(answer)
+        stored = self.writer.redact(answer)
+        is_redacted = stored != answer
         if stored and (is_redacted or self.request.is_redacted):
             stored = without_tokens(stored)
         return stored, is_redacted
@@ -205,15 +206,14 @@ class RecordedAnswer:
         state: State,
         answer: Mapping[str, Any] | None,
         message: str | None,
-        redacted: tuple[Mapping[str, Any] | None, bool],
-        is_stored: bool = False,
+        stored: Mapping[str, Any] | None,
+        is_redacted: bool,
     ) -> None:
         self.ended = True
         keys = self.request.conversation.keys(self.protocol.choices(answer)) if answer else None
         if message is not None:
-            message, _ = self.writer.redact(self.without_secrets(message))
-        stored, is_redacted = redacted
-        self.writer.store.end(self.call.id, state, stored, keys, message, is_redacted, is_stored)
+            message = self.writer.redact(self.without_secrets(message))
+        self.writer.store.end(self.call.id, state, stored, keys, message, is_redacted)
 
 
 def _read_answer(protocol: Protocol, status: int, content: bytes) -> tuple[dict[str, Any] | None, str | None]:

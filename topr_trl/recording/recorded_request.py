@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from topr_trl.recording.conversations import Conversation, continued_conversation
+from topr_trl.recording.conversations import Conversation
+from topr_trl.recording.protocols.completions import prompts_of
 from topr_trl.recording.protocols.protocol import Protocol
 from topr_trl.recording.redaction import Redactor
 from topr_trl.recording.store import Store
@@ -36,15 +37,13 @@ class RecordedRequest:
     @property
     def prompt_is_ids(self) -> bool:
         """Whether a prompt contains token ids."""
-        prompt = self.asked.get("prompt")
-        return isinstance(prompt, list) and not all(isinstance(each, str) for each in prompt)
+        return not all(isinstance(each, str | None) for each in prompts_of(self.asked))
 
     @property
     def choices(self) -> int:
         """Number of choices that the request asks for."""
-        prompts, n = self.asked.get("prompt"), self.asked.get("n")
-        count = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
-        return count * (n if isinstance(n, int) and n > 0 else 1)
+        n = self.asked.get("n")
+        return len(prompts_of(self.asked)) * (n if isinstance(n, int) and n > 0 else 1)
 
 
 def read_request(body: bytes, protocol: Protocol, redact: Redactor, salt: str) -> RecordedRequest | None:
@@ -58,13 +57,14 @@ def read_request(body: bytes, protocol: Protocol, redact: Redactor, salt: str) -
     """
     try:
         asked = json.loads(body)
-        stored, is_redacted = redact(asked)
+        stored = redact(asked)
+        is_redacted = stored != asked
     except (ValueError, RecursionError):
         return None
     if not isinstance(asked, dict):
         return None
-    given = asked.get("model"), protocol.messages(asked), salt
-    return RecordedRequest(asked, stored, is_redacted, len(body), Conversation(*given), continued_conversation(*given))
+    conversation = Conversation(asked.get("model"), protocol.messages(asked), salt)
+    return RecordedRequest(asked, stored, is_redacted, len(body), conversation, conversation.continued)
 
 
 def with_earlier_messages(request: RecordedRequest, protocol: Protocol, store: Store, salt: str) -> RecordedRequest:

@@ -38,7 +38,7 @@ class Redactor:
     Example:
 
         >>> Redactor([r"sk-\w+"])({"key": "sk-123"})
-        ({'key': '[redacted]'}, True)
+        {'key': '[redacted]'}
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -55,49 +55,45 @@ class Redactor:
             except re.error as error:
                 raise ValueError(f"redact: {pattern!r} is not a regular expression: {error}.") from None
 
-    def _in_part(self, part: str) -> tuple[str, bool]:
+    def _in_part(self, part: str) -> str:
         r"""Redact a string of JSON after parsing it: the letter of an escape such as `\n` is no part of a key."""
         if _STRING.fullmatch(part):
             with suppress(ValueError, RecursionError):
-                inner, has_match = self(json.loads(part))
-                return (json.dumps(inner, ensure_ascii=False) if has_match else part), has_match
-        count = 0
+                text = json.loads(part)
+                found = self(text)
+                return part if found == text else json.dumps(found, ensure_ascii=False)
         for pattern in self._patterns:
             if pattern.pattern in NAMED.values():
-                part, more = pattern.subn(BLANK, part)
-                count += more
-        return part, count > 0
+                part = pattern.sub(BLANK, part)
+        return part
 
     def __bool__(self) -> bool:
         return bool(self._patterns)
 
-    def __call__(self, value: Any) -> tuple[Any, bool]:
-        """Return the value with `BLANK` for each match, and whether there was a match.
+    def __call__(self, value: Any) -> Any:
+        """Return the value with `BLANK` for each match. A value without a match is equal to the result.
 
         Args:
             value (`Any`): JSON value. Numbers do not change. Names of fields count as text. In text with JSON,
                 patterns first look for matches in the parsed strings.
         """
         if not self._patterns:
-            return value, False
+            return value
         if isinstance(value, str):
-            found_in = [self._in_part(part) for part in _STRING.split(value)]
-            text, count = "".join(part for part, _ in found_in), sum(hit for _, hit in found_in)
+            text = "".join(map(self._in_part, _STRING.split(value)))
             for pattern in self._patterns:
                 if pattern.pattern not in NAMED.values():  # Other patterns may be for JSON itself.
-                    text, more = pattern.subn(BLANK, text)
-                    count += more
-            return text, count > 0
+                    text = pattern.sub(BLANK, text)
+            return text
         if isinstance(value, Mapping):
-            pairs = [(self(name), self(inner)) for name, inner in value.items()]
             found: dict[Any, Any] = {}
-            for (name, _), (inner, _) in pairs:
-                found[f"{name} {len(found) + 1}" if name in found else name] = inner  # Two names can become equal.
-            return found, any(hit for pair in pairs for _, hit in pair)
+            for given, inner in value.items():
+                name = self(given)
+                found[f"{name} {len(found) + 1}" if name in found else name] = self(inner)  # Names can become equal.
+            return found
         if isinstance(value, list) and not all(isinstance(inner, int | float) for inner in value):
-            items = [self(inner) for inner in value]
-            return [inner for inner, _ in items], any(hit for _, hit in items)
-        return value, False
+            return [self(inner) for inner in value]
+        return value
 
 
 def without_secrets(message: str, query: str, headers: Mapping[str, str], keys: Sequence[str | None]) -> str:

@@ -78,7 +78,7 @@ class RecordArguments:
         for name in ("max_body_mb", "max_answer_mb", "client_timeout", "upstream_timeout"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name):g}.")
-        if not self.is_local and not self.token:
+        if not is_loopback(self.host) and not self.token:
             raise ValueError(
                 f"host {self.host} can be reached from other machines, so it needs a token. Set the variable "
                 f"{TOKEN_VARIABLE} to a long random text, or remove host."
@@ -88,11 +88,6 @@ class RecordArguments:
     def folder(self) -> Path:
         """Folder of the recording."""
         return Path(self.output_dir)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine can connect."""
-        return is_loopback(self.host)
 
     @property
     def token(self) -> str | None:

@@ -160,7 +160,8 @@ class Store:
                 answer = PROTOCOLS[endpoint].assembler()
                 for (data,) in connection.execute("SELECT data FROM chunks WHERE call = ? ORDER BY rowid", (call,)):
                     answer.add(json.loads(data))
-                self.end(call, State.CUT, answer.answer, error="The recorder was killed, or the disk was full.")
+                state = State.CUT if answer.answer else State.FAILED
+                self.end(call, state, answer.answer, error="The recorder was killed, or the disk was full.")
         return len(calls)
 
     def begin(
@@ -256,22 +257,20 @@ class Store:
         conversations: Mapping[int, str] | None = None,
         error: str | None = None,
         redacted: bool = False,
-        is_stored: bool = False,
     ) -> None:
         """End a call, and store its answer.
 
         Args:
             call (`int`): Number of the call.
-            state (`State`): State of the call. Without a response, `FAILED` is stored instead.
-            response (`Mapping[str, Any]`, *optional*): Body of the answer.
+            state (`State`): State of the call.
+            response (`Mapping[str, Any]`, *optional*): Body of the answer. None if there is no answer, or if `add_text`
+                has stored it.
             conversations (`Mapping[int, str]`, *optional*): Key of the conversation that ends with a choice, by the
                 index of the choice. A later request with this key continues the choice.
             error (`str`, *optional*): Error message.
             redacted (`bool`, defaults to `False`): Whether text of the response was blanked out.
-            is_stored (`bool`, defaults to `False`): Whether `add_text` has stored the response.
         """
-        text = None if response is None or is_stored else _dumped(response)
-        state = state if response is not None else State.FAILED
+        text = None if response is None else _dumped(response)
         continued = self._continued.pop(call, None)
         with self._transaction() as run:
             run(

@@ -32,6 +32,7 @@ COLUMNS = (
 )  # fmt: skip
 _UNTRAINED = ("base", "before")  # folders of the untrained model in a loop or a trial, and in the demo
 _RECENT_ROWS = 2_000  # maximum number of logged rows to keep, newest first
+_NO_ROWS = pa.table({"prompt": [], "completion": []})
 Log = list[dict[str, Any]]
 
 
@@ -136,17 +137,15 @@ def _recorded(path: Path, notes: list[str]) -> pa.Table:
             continue
         for row in found:
             if isinstance(row, dict):
-                texts = {"prompt": row["prompt"], "completion": row["completion"]}
+                texts = {name: row[name] for name in ("prompt", "completion")}
+                # A recording can have text and messages, and a column has one type, so messages become JSON text.
+                texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in texts.items()}
                 turns = [_sum(turn["rewards"].values()) for turn in row.get(GRADED, ())]
                 rewards = {"reward": _sum(ratings.values()), "turn_rewards": turns}
                 rows.append({**texts, "rollout_id": str(rollout["rollout_id"]), **ratings, **rewards})
     if left_out:
         notes.append(f"{counted(len(left_out), 'rollout')} cannot be shown as rows. The first is {left_out[0]}")
-    names = dict.fromkeys(["prompt", "completion", "rollout_id", "reward", *(name for row in rows for name in row)])
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    for name in ("prompt", "completion"):  # Each value is text, or messages as JSON text.
-        columns[name] = [value if isinstance(value, str) else json.dumps(value) for value in columns[name]]
-    return _by_turn(pa.table(columns))
+    return _by_turn(pa.Table.from_pylist(rows)) if rows else _NO_ROWS
 
 
 def _sum(rewards: Iterable[float | None]) -> float | None:
@@ -170,9 +169,7 @@ def _trial(path: Path, name: str) -> Contents | None:
 
 def _loop(path: Path, name: str) -> Contents | None:
     """Read a loop, or a folder such as the demo's, which has a folder with a test for each model."""
-    if not path.is_dir():
-        return None
-    models = [one for one in path.iterdir() if one.is_dir() and (one / layout.TEST).is_dir()]
+    models = [one for one in path.glob("*") if layout.test_folder(one).is_dir()]
     models += [one for one in layout.iteration_folders(path) if one not in models]
     if not models:
         return None
@@ -197,7 +194,7 @@ def _number_in(name: str) -> int:
 
 
 def _test_rows(folder: Path) -> list[Rows]:
-    test = folder / layout.TEST
+    test = layout.test_folder(folder)
     rows = test / layout.ROLLOUTS
     return _rows_in(rows if rows.is_dir() else test, _model_name(folder.name))
 
@@ -220,7 +217,7 @@ def _evaluation(path: Path, name: str) -> Contents | None:
 
 
 def _training(path: Path, name: str) -> Contents | None:
-    if not path.is_dir() or not any(_newest_files(path, STATE, f"checkpoint-*/{STATE}", "completions/*.parquet")):
+    if not any(_newest_files(path, STATE, f"checkpoint-*/{STATE}", "completions/*.parquet")):
         return None
     found = Contents(name, "Training run", settings=_settings(path))
     _add_training(found, path, name)
@@ -336,11 +333,10 @@ def messages_of(value: Any) -> list[dict[str, Any]] | None:
 
 def _settings(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the inputs of each stage in the manifest of a folder, without null values, or {} without a manifest."""
-    if not folder.is_dir() or (record := manifest.read(folder)) is None:
-        return {}
+    record = manifest.read(folder)
     return {
         stage: {name: value for name, value in entry["inputs"].items() if value is not None}
-        for stage, entry in record.stages.items()
+        for stage, entry in (record.stages.items() if record else ())
     }
 
 
@@ -381,7 +377,7 @@ def _read_logged(training: Path) -> pa.Table:
         if sum(table.num_rows for table in tables) >= _RECENT_ROWS:
             break
     if not tables:
-        return pa.table({"prompt": [], "completion": []})
+        return _NO_ROWS
     table = pa.concat_tables(tables, promote_options="permissive")
     texts = zip(table["prompt"].to_pylist(), table["completion"].to_pylist(), strict=True)
     # A prompt or completion can be a list of messages, which cannot be a dictionary key, so the key is the `repr`.

@@ -38,6 +38,6 @@ def look_command(args: LookArguments) -> None:
         raise ValueError(f"Name one folder or file (--input), as in topr look my-model; found {args.input}.")
     source = Path(args.input)
     beside = source / manifest.PAGE if source.is_dir() else source.with_suffix(f".{manifest.PAGE}")
-    written = write_page(source, Path(args.output or beside))
-    lines = [written.headline, *map(str, written.sections), f"The page is {written.path}."]
-    print("\n".join(line for line in lines if line))
+    page = Path(args.output or beside)
+    summary = write_page(source, page)
+    print("\n".join([*summary, f"The page is {page}."]))

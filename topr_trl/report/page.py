@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import re
-from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,23 +36,8 @@ _MOST_BYTES = 4_000_000  # limit for the JSON of all sections, in bytes; above t
 Json = dict[str, Any]
 
 
-@dataclass
-class Written:
-    """Page that was written.
-
-    Attributes:
-        path (`Path`): The file.
-        headline (`str`): First sentences of the page.
-        sections (`list[Section]`): Completions to read.
-    """
-
-    path: Path
-    headline: str
-    sections: list[Section]
-
-
-def write_page(folder: Path, output: Path) -> Written:
-    """Write the page of a folder.
+def write_page(folder: Path, output: Path) -> list[str]:
+    """Write the page of a folder. Return its first sentences, and a line with the numbers of each section.
 
     Args:
         folder (`Path`): Folder or file, see `read_contents`.
@@ -72,7 +56,7 @@ def write_page(folder: Path, output: Path) -> Written:
         if contents.kind == RECORDING:
             partial.touch(0o600)  # Only the user can read a recording.
         partial.write_text(re.sub("@(TITLE|DATA)@", lambda part: parts[part[1]], template), "utf-8", "replace")
-    return Written(output, " ".join(page["sentences"]), sections)
+    return [*filter(None, [" ".join(page["sentences"])]), *map(str, sections)]
 
 
 def _page(contents: Contents) -> tuple[Json, list[Section]]:

@@ -19,7 +19,7 @@ from topr_trl.evaluation.estimates import Estimate, Evaluation, RewardEstimate, 
 from topr_trl.evaluation.report import Evaluations
 from topr_trl.evaluation.rewards import compare_rewards, evaluate_rewards, read_reward_samples
 from topr_trl.report.contents import Rows
-from topr_trl.report.samples import Table, whole_turns
+from topr_trl.report.samples import Table
 from topr_trl.rewards import INVALID
 from topr_trl.settings.shared import CurationArguments
 
@@ -160,9 +160,7 @@ def describe_rows(rows: Table) -> list[list[object]]:
     if "reward_after_baseline" in table.column_names:
         chosen = int((~np.isnan(rows.column("reward_after_baseline"))).sum())
         facts.append(["chosen by the recipe", f"{chosen:,}"])
-    completions = table["completion"].to_pylist() if "completion" in table.column_names else []
-    texts = ["".join(said for _, said in whole_turns(text)) for text in completions]
-    if texts:
+    if texts := rows.texts("completion"):
         repeated = count - len(set(zip(map(str, rows.problems), texts, strict=True)))
         lengths = np.quantile([len(text) for text in texts], [0.5, 0.95, 1]).astype(int)
         facts.append(["same text for the same problem", f"{repeated:,}"])
@@ -178,13 +176,12 @@ def recipes_of_rows(rows: Table) -> list[list[str]]:
     If completions are not either right or wrong, the table has only the default `curation="none"`.
     """
     counts_N = np.flatnonzero(rows.is_last_N & ~rows.greedy_N & ~np.isnan(rows.rewards_N))
-    numbers = {problem: number for number, problem in enumerate(rows.places)}
-    problems = [numbers[rows.problems[place]] for place in counts_N.tolist()]
     found = [["curation", "rows to train on", "right or above the baseline", "their share of the weight", "times read"]]
     for rule in ("none", *REPEATING) if rows.has_two_values else ("none",):
         try:
             with warnings.catch_warnings(action="ignore"):  # The user did not choose the rules.
-                rewards, curated = CurationArguments(curation=rule).choose(rows.rewards_N[counts_N], problems, seed=0)
+                given = rows.rewards_N[counts_N], rows.problem_N[counts_N]
+                rewards, curated = CurationArguments(curation=rule).choose(*given, seed=0)
             share = effective_positive_share(rewards)
         except ValueError as error:  # Training would refuse these rows for the same reason.
             found.append([rule, str(error), "", "", ""])
@@ -201,14 +198,10 @@ def cost_of_rows(rows: Table) -> str:
 
     Return "" if prompts or completions are missing, or if turns have rewards of their own.
     """
-    lengths = [
-        np.mean([sum(len(said) for _, said in whole_turns(text)) for text in rows.table[name].to_pylist()])
-        for name in ("prompt", "completion")
-        if name in rows.table.column_names
-    ]
-    if len(lengths) < 2 or rows.is_by_turn:  # An epoch reads a conversation once, whatever the number of its rewards.
+    texts = rows.texts("prompt"), rows.texts("completion")
+    if not all(texts) or rows.is_by_turn:  # An epoch reads a conversation once, whatever the number of its rewards.
         return ""
-    prompt, completion = (max(1, round(length / _CHARACTERS)) for length in lengths)
+    prompt, completion = (max(1, round(np.mean(list(map(len, each))) / _CHARACTERS)) for each in texts)
     tokens, problems = rows.table.num_rows * (prompt + completion), len(rows.places)
     hours = _FLOPS_PER_PARAMETER * 8e9 * tokens / _FLOPS_PER_HOUR
     time = f"{hours:,.1f} hours" if hours >= 1 else f"{60 * hours:.2g} minutes"

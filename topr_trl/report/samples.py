@@ -13,7 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from topr_trl.curation import counted
-from topr_trl.data.rows import OF_FUNCTION
+from topr_trl.data.rows import OF_FUNCTION, ROLLOUT
+from topr_trl.data.trajectories import Rollouts
 from topr_trl.diagnosis import agreements, answer_keys, kinds_of
 from topr_trl.limits import DEAD_WEIGHT
 from topr_trl.report.contents import Rows, messages_of, numbers_in
@@ -109,6 +110,12 @@ class Table:
         return found
 
     @cached_property
+    def problem_N(self) -> NDArray[np.int64]:
+        """Number of each row's problem, in the order of `places`."""
+        numbers = {problem: number for number, problem in enumerate(self.places)}
+        return np.array([numbers[problem] for problem in self.problems], dtype=np.int64)
+
+    @cached_property
     def rewards_N(self) -> NDArray[np.float64]:
         """Reward of each row, or label if there is no column `reward`. NaN marks a missing value."""
         return self.column("reward" if "reward" in self.table.column_names else "label")
@@ -147,11 +154,16 @@ class Table:
     @cached_property
     def is_last_N(self) -> NDArray[np.bool_]:
         """Whether each row is the last row of its rollout, which has the answer. True for rows without a rollout."""
-        last: dict[object, int] = {}
-        names = self.table["rollout_id"].to_pylist() if "rollout_id" in self.table.column_names else []
-        for place, name in enumerate(names or range(self.table.num_rows)):
-            last[("alone", place) if name is None or not names else name] = place
-        return np.isin(np.arange(self.table.num_rows), list(last.values()))
+        if ROLLOUT not in self.table.column_names:
+            return np.ones(self.table.num_rows, dtype=bool)
+        rollouts = Rollouts.of(self.table[ROLLOUT].to_pylist())
+        last_R = rollouts.order_N[rollouts.counts_R.cumsum() - 1]
+        return np.isin(np.arange(self.table.num_rows), last_R)
+
+    def texts(self, name: str) -> list[str]:
+        """Return the text of all turns of each prompt or completion, or [] if the table lacks the column."""
+        values = self.table[name].to_pylist() if name in self.table.column_names else []
+        return ["".join(said for _, said in whole_turns(value)) for value in values]
 
     def mean_by_problem(self, which_N: NDArray[np.bool_]) -> dict[Any, float]:
         """Return the mean value of each problem over the selected rollouts. Leave out problems without a value."""
@@ -208,10 +220,8 @@ def _kinds(rows: Table) -> dict[Any, list[str]]:
     known = np.flatnonzero(~np.isnan(rows.values_N) & ~rows.greedy_N & rows.is_last_N)
     names = [name for name in ("extracted", "completion") if name in rows.table.column_names]
     keys = answer_keys(*(rows.table[name].take(known).to_pylist() for name in names)) or [""] * len(known)
-    numbers = {problem: number for number, problem in enumerate(rows.places)}
-    ids = [numbers[rows.problems[place]] for place in known.tolist()]
-    found, problem_N = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
-    kinds = kinds_of(rows.values_N[known] == 1, problem_N, agreements(problem_N, keys)) if ids else []
+    found, problem_N = np.unique(rows.problem_N[known], return_inverse=True)
+    kinds = kinds_of(rows.values_N[known] == 1, problem_N, agreements(problem_N, keys)) if len(known) else []
     names = list(rows.places)
     return {names[number]: [kind] for number, kind in zip(found.tolist(), kinds, strict=True)}
 
@@ -307,16 +317,14 @@ def _shown(rows: Table, places: Sequence[int]) -> list[int]:
     return sorted(set(picked)) if rows.is_by_turn else list(dict.fromkeys(picked))
 
 
+_LABELS = {"greedy": ("temperature", 0), "no answer": ("verdict", INVALID), "cut": ("finish_reason", "length")}
+
+
 def _answer(rows: Table, place: int) -> Json:
     row = rows.table.slice(place, 1).to_pylist()[0]
     value = float(rows.values_N[place])
     labels = [f"turn {row['turn']}"] if row.get("turn") else []
-    if row.get("temperature") == 0:
-        labels.append("greedy")
-    if row.get("verdict") == "invalid":
-        labels.append("no answer")
-    if row.get("finish_reason") == "length":
-        labels.append("cut")
+    labels += [label for label, (name, value) in _LABELS.items() if row.get(name) == value]
     numbers = {name: row.get(name) for name in ("reward", "advantage", "weight", "log_ratio")}
     functions = {name: name.removeprefix(OF_FUNCTION) for name in row if name.startswith(OF_FUNCTION)}
     numbers |= {name if plain in numbers else plain: row[name] for name, plain in functions.items()}

@@ -36,15 +36,10 @@ def check_types(settings: object, of: type, but: Collection[str] = ()) -> None:
         if int in kinds and isinstance(value, Integral) and not isinstance(value, bool):
             setattr(settings, name, int(value))
         elif float in kinds and isinstance(value, Real):
-            setattr(settings, name, as_float(name, value))
-
-
-def as_float(name: str, number: Real) -> float:
-    """Return a number as a `float`. Raise a ValueError that names the setting if the number is too large."""
-    try:
-        return float(number)
-    except OverflowError:
-        raise ValueError(f"{name} must be below {sys.float_info.max:g}, not {number}.") from None
+            try:
+                setattr(settings, name, float(value))
+            except OverflowError:
+                raise ValueError(f"{name} must be below {sys.float_info.max:g}, not {value}.") from None
 
 
 def check_type(name: str, value: object, hint: Any) -> None:
@@ -112,16 +107,17 @@ def check_model_folder(name: str) -> None:
         raise NotADirectoryError(f"{name} is a file. Use the folder of a model, or a model id on the Hub.")
     similar = _similar_folder(path)
     is_cached = Path(HF_HUB_CACHE, f"models--{name.replace('/', '--')}").is_dir()
-    if is_cached or (_can_be_on_hub(name) and not similar and not ("/" in name and path.parent.is_dir())):
+    if is_cached or (can_be_on_hub(name) and not similar and not ("/" in name and path.parent.is_dir())):
         return
     hint = f" Did you mean {similar}?" if similar else ""
-    on_hub = f" If this is a model on the Hub, download it first: hf download {name}." if _can_be_on_hub(name) else ""
+    on_hub = f" If this is a model on the Hub, download it first: hf download {name}." if can_be_on_hub(name) else ""
     raise FileNotFoundError(
         f"There is no folder {name}.{hint} Use the folder of a model, or a model id on the Hub.{on_hub}"
     )
 
 
-def _can_be_on_hub(name: str) -> bool:
+def can_be_on_hub(name: str) -> bool:
+    """Return whether a name has the form of a repository's id on the Hub."""
     try:
         validate_repo_id(name)
     except HFValidationError:

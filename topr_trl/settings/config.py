@@ -194,13 +194,12 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
                 f"per_device_train_batch_size={self.per_device_train_batch_size} and "
                 f"num_generations={self.num_generations} to at least 2, or leave share_prompts out."
             )
-        refuse_offloading_without_accelerator(self)
         refuse_uneven_batches(self)
         refuse_lost_weights_and_prompts(self)
         self.validate_replay(self.per_device_train_batch_size, self.steps_per_generation, self.world_size, self.beta)
         refuse_sampling_settings(self)
         generate_every = self.steps_per_generation * self.num_iterations
-        corrected_kl = self.beta != 0 and getattr(self, "use_bias_correction_kl", False)
+        corrected_kl = self.beta != 0 and self.use_bias_correction_kl
         if corrected_kl and self.gradient_accumulation_steps % generate_every != 0:
             raise ValueError(
                 f"beta={self.beta} with use_bias_correction_kl=True needs the ratio of each token if a batch is "
@@ -368,12 +367,12 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         check_type("num_completions_to_print", self.num_completions_to_print, int | None)
         refuse_settings(self, SFTConfig, "OfflineTOPRTrainer", SFT_ONLY, LIKE_OFFLINE_TOPR)
         self.refuse_loss_as_metric()
-        template = getattr(self, "chat_template_path", None)
+        template = self.chat_template_path  # type: ignore[has-type]
         if template is not None:
             self.chat_template_path = template = os.fspath(template)  # TRL accepts a path only as text.
-        # TRL would look for a missing file on the Hub.
-        if template and template.endswith((".jinja", ".j2")) and not Path(template).is_file():
-            raise ValueError(f"chat_template_path: there is no file {template}.")
+            # TRL would look for a missing file on the Hub.
+            if template.endswith((".jinja", ".j2")) and not Path(template).is_file():
+                raise ValueError(f"chat_template_path: there is no file {template}.")
         super().__post_init__()
         set_direction_of_schedule(self)
         self.validate_sharding()

@@ -88,9 +88,8 @@ def refuse_sampling_settings(args: Any) -> None:
     `generation_kwargs`, which can be JSON. The function removes settings that are None from `generation_kwargs`.
     Otherwise, transformers and a vLLM server would replace None with settings of the model.
     """
-    given: dict[str, Any] = getattr(args, "generation_kwargs", None) or {}
-    given = {name: value for name, value in given.items() if value is not None}
-    if getattr(args, "generation_kwargs", None) is not None:
+    given: dict[str, Any] = {name: value for name, value in (args.generation_kwargs or {}).items() if value is not None}
+    if args.generation_kwargs is not None:
         args.generation_kwargs = given
     length = args.max_completion_length
     own = {"temperature": (args.temperature,), "max_new_tokens": (length,), "max_tokens": (length,)}

@@ -78,7 +78,7 @@ def refuse_settings(
     parent: type,
     trainer: str,
     advice: dict[str, str],
-    also_allowed: Mapping[str, Sequence[Any]] | None = None,
+    also_allowed: Mapping[str, Sequence[Any]],
 ) -> None:
     """Raise a ValueError with advice if settings that a TOPR trainer cannot use differ from their defaults.
 
@@ -89,10 +89,9 @@ def refuse_settings(
         parent (`type`): TRL's class of settings, which has the default values.
         trainer (`str`): Name of the trainer, for the message.
         advice (`dict[str, str]`): Advice for settings that cannot be used, by the name of the setting.
-        also_allowed (`Mapping`, *optional*): Values that are allowed in addition to the default, by the name of the
-            setting.
+        also_allowed (`Mapping`): Values that are allowed in addition to the default, by the name of the setting.
     """
-    allowed = {f.name: (f.default, *(also_allowed or {}).get(f.name, ())) for f in fields(parent)}
+    allowed = {f.name: (f.default, *also_allowed.get(f.name, ())) for f in fields(parent)}
     there = [name for name in advice if name in allowed]
     foreign = {name: value for name in there if (value := getattr(args, name)) not in allowed[name]}
     if foreign:
@@ -118,7 +117,7 @@ def refuse_unsupported_order(args: Any) -> None:
             f"{given}: this order cannot be resumed, or several processes cannot read it. Remove it. sort_by_length is "
             "on by default and groups rows of similar length."
         )
-    if getattr(getattr(args, "accelerator_config", None), "dispatch_batches", None):
+    if args.accelerator_config.dispatch_batches:
         raise ValueError(
             "accelerator_config with dispatch_batches=True does not work with the order in which the trainer reads "
             "rows in several processes. Leave dispatch_batches out."
@@ -127,8 +126,7 @@ def refuse_unsupported_order(args: Any) -> None:
 
 def refuse_uneven_batches(args: Any) -> None:
     """Raise a ValueError if several processes could get different numbers of rows from Accelerate."""
-    even = getattr(getattr(args, "accelerator_config", None), "even_batches", True)
-    if not even and args.world_size > 1:
+    if not args.accelerator_config.even_batches and args.world_size > 1:
         raise ValueError(
             f"accelerator_config with even_batches=False: a process of {args.world_size} processes without rows would "
             "leave the others waiting. Leave even_batches out: rows that Accelerate adds do not count."
@@ -152,7 +150,7 @@ def refuse_lost_weights_and_prompts(args: Any) -> None:
 
 def refuse_offloading_without_accelerator(args: Any) -> None:
     """Raise a ValueError if settings offload activations to the CPU while the model trains on the CPU."""
-    if getattr(args, "activation_offloading", False) and args.device.type == "cpu":
+    if args.activation_offloading and args.device.type == "cpu":
         raise ValueError(
             "activation_offloading=True, but the model trains on the CPU. Leave it out, or use "
             "gradient_checkpointing=True."

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample, _AsyncRolloutLoop
@@ -295,18 +296,12 @@ def _by_completion(
     segments_M: Tensor, policy_logps_M: Tensor, mu_logps_M: Tensor, rewards_M: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (B, T) log π and log μ, (B,) R and the (B, T) mask from the M concatenated tokens of the completions."""
-    counts_B = segments_M.bincount()
-    starts_B = counts_B.cumsum(0) - counts_B
-    places = (segments_M, torch.arange(len(segments_M), device=segments_M.device) - starts_B[segments_M])
-    blank = policy_logps_M.new_zeros(len(counts_B), int(counts_B.max()))
-    rewards_B = policy_logps_M.new_zeros(len(counts_B)).index_put((segments_M,), rewards_M.to(blank))
-    mask_BT = blank.index_put(places, torch.ones_like(policy_logps_M))
-    return (
-        blank.index_put(places, policy_logps_M),
-        blank.index_put(places, mu_logps_M.to(blank)),
-        rewards_B,
-        mask_BT,
+    counts = segments_M.bincount().tolist()
+    policy_logps_BT, mu_logps_BT, rewards_BT, mask_BT = (
+        pad_sequence(list(torch.split(values_M, counts)), batch_first=True)
+        for values_M in (policy_logps_M, mu_logps_M, rewards_M, torch.ones_like(policy_logps_M))
     )
+    return policy_logps_BT, mu_logps_BT, rewards_BT[:, 0], mask_BT
 
 
 class _AfterBaseline:

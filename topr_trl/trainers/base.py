@@ -20,7 +20,7 @@ from topr_trl.trainers.checkpoints import StopAtNaN, check_finite, not_finite, w
 from topr_trl.trainers.forward_checks import refuse_adapters, text_model, turn_off_noise, without_cudnn_attention
 from topr_trl.trainers.messages import print_log_lines, say
 from topr_trl.trainers.metrics import RowLog, row_values, without_ratio
-from topr_trl.trainers.model_card import PAPER, CardSection, complete_card, training_facts
+from topr_trl.trainers.model_card import CardSection, complete_card, training_facts
 from topr_trl.trainers.quantization import (
     adapter_weights,
     keep_adapter_in_float32,
@@ -41,10 +41,8 @@ class TOPRMixin(Trainer):
     """
 
     _tag_names = ["trl", "topr"]
-    _name = "TOPR"
     _kind: str  # name of the kind of trainer, for the identity of the run
     _run: Identity  # identity of the latest run; see `topr_trl.trainers.run_identity`
-    _paper = PAPER
     args: TOPRConfig | OfflineTOPRConfig
     _rows_trained_on: str  # description of the training rows, for the model card
     _order: Sampler[int] | None = None  # sampler of the training rows

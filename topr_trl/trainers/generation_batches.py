@@ -11,7 +11,7 @@ from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_b
 # Keys of TRL's batch whose last columns are the tokens of the completions.
 _OF_COMPLETIONS = (
     "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
-    "sampling_per_token_logps", "importance_sampling_ratio", "token_type_ids", "mm_token_type_ids",
+    "sampling_per_token_logps", "token_type_ids", "mm_token_type_ids",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -107,13 +107,6 @@ class NeededRows:
                 raise ValueError(f"Row {row} of the {name} dataset: {wrong}; or {remedy}, and log μ is computed.")
 
 
-class _Plan(NamedTuple):
-    """Rows whose log μ must be computed, and the fingerprint of the starting model."""
-
-    rows: NeededRows
-    model: str
-
-
 class LogMu:
     """Store of log μ for the rows of an `OfflineTOPRTrainer`.
 
@@ -132,7 +125,7 @@ class LogMu:
         values (`dict[tuple[int, int], float | np.ndarray]`):
             Log μ in nats, by the columns `dataset` and `row`. A value is the sum over the completion, or (T,) float32
             values with a ratio per segment or turn. Rows with a column `mu_logps` are not included.
-        planned (`dict[str, _Plan]`):
+        planned (`dict[str, NeededRows]`):
             Datasets for which `compute` must compute log μ, by name. The trainer clears this before a run.
         numerics (`str`):
             Description of the forward pass. Saved parts of another forward pass are computed again. The trainer sets
@@ -147,9 +140,9 @@ class LogMu:
     def __init__(self, args: OfflineTOPRConfig, accelerator: Accelerator) -> None:
         self.args, self.accelerator = args, accelerator
         self.prompts_together, self.numerics = False, ""
-        self._model: str | None = None  # fingerprint of the model whose log μ is in `values`
+        self._model = ""  # fingerprint of the model whose log μ is in `values`, and of the starting model
         self.values: dict[tuple[int, int], float | FloatArray] = {}
-        self.planned: dict[str, _Plan] = {}
+        self.planned: dict[str, NeededRows] = {}
         self.sampler_distance: dict[str, float] = {}
 
     def plan(self, name: str, rows: NeededRows, model: str, checkpoint: Path | None = None) -> None:
@@ -186,7 +179,7 @@ class LogMu:
                 self._use(dataset, broadcast_object_list(found)[0])
             else:
                 self._set_aside(self._path(name), model, rows.fingerprint)
-                self.planned[name] = _Plan(rows, model)
+                self.planned[name] = rows
 
     def compute(self, forward: Forward, collate: Collate, keep_parts: bool = False) -> None:
         """Compute log μ of all planned datasets, and write it to files. All processes must call this method together.
@@ -202,16 +195,16 @@ class LogMu:
                 Whether to keep the folder of parts when log μ is complete.
         """
         while self.planned:
-            name, plan = next(iter(self.planned.items()))
-            path, dataset, indices = self._path(name), plan.rows.dataset, np.flatnonzero(plan.rows.needs_N)
+            name, needed = next(iter(self.planned.items()))
+            path, dataset, indices = self._path(name), needed.dataset, np.flatnonzero(needed.needs_N)
             logger.info("Computing log μ of %d of %d rows.", len(indices), len(dataset))
             parts = path.with_name(f"{path.stem}_parts")
-            computed = self._compute(plan, dataset.select(indices), parts, forward, collate)
+            computed = self._compute(dataset.select(indices), needed.fingerprint, parts, forward, collate)
             places = np.full(len(dataset), -1)
             places[indices] = np.arange(len(indices))
             mu_logps = computed.take(pa.array(places, mask=places < 0))  # null for a row that needs no log μ
             if self.accelerator.is_main_process:
-                save_log_mu(path, mu_logps, plan.model, plan.rows.fingerprint)
+                save_log_mu(path, mu_logps, self._model, needed.fingerprint)
                 if not keep_parts:
                     shutil.rmtree(parts, ignore_errors=True)
             if name == "train" and "sampler_logps" in dataset.column_names:
@@ -223,12 +216,12 @@ class LogMu:
             del self.planned[name]
 
     @torch.no_grad()
-    def _compute(self, plan: _Plan, rows: Dataset, folder: Path, forward: Forward, collate: Collate) -> pa.Array:
+    def _compute(self, rows: Dataset, fingerprint: str, folder: Path, forward: Forward, collate: Collate) -> pa.Array:
         """Compute log μ part by part, or read the parts that are already saved in the folder.
 
         Return a list of float32 values per row, one per completion token, in the order of the rows, on every process.
         """
-        main, plan = self.accelerator.is_main_process, plan._replace(model=f"{plan.model} {self.numerics}")
+        main, model = self.accelerator.is_main_process, f"{self._model} {self.numerics}"
         # Use the smaller batch size. The default for evaluation may need more memory than training.
         batch_size = min(self.args.per_device_train_batch_size, self.args.per_device_eval_batch_size)
         computed = []
@@ -236,19 +229,19 @@ class LogMu:
             for start, end in pairwise([*_starts(lengths_of(rows)), len(rows)]):
                 part = rows.select(range(start, end))
                 path = folder / f"{start}.parquet"
-                logps = self._part(path, plan, len(part))
+                logps = self._part(path, model, fingerprint, len(part))
                 if logps is None:
                     order = _order(part, self.prompts_together)
                     found = _per_token_logps(forward, part, order, collate, self.accelerator, batch_size, progress)
                     logps = pa.array(found, _LOGPS)
                     if main:
-                        save_log_mu(path, logps, plan.model, plan.rows.fingerprint)
+                        save_log_mu(path, logps, model, fingerprint)
                 else:
                     progress.update(len(part))
                 computed.append(logps)
         return pa.concat_arrays(computed)
 
-    def _part(self, path: Path, plan: _Plan, count: int) -> pa.Array | None:
+    def _part(self, path: Path, model: str, rows: str, count: int) -> pa.Array | None:
         """Return log μ of a saved part with `count` rows on every process, or None if the part must be computed.
 
         Only the main process reads the file. A file that is damaged, or from a different model or rows, is removed.
@@ -256,7 +249,7 @@ class LogMu:
         found: list[pa.Array | None] = [None]
         if self.accelerator.is_main_process and path.is_file():
             try:
-                logps = load_log_mu(path, plan.model, plan.rows.fingerprint)
+                logps = load_log_mu(path, model, rows)
                 found = [pa.concat_arrays(logps.cast(_LOGPS).chunks) if len(logps) == count else None]
             except ValueError:
                 path.unlink()

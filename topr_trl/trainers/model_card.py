@@ -14,19 +14,15 @@ from topr_trl import __version__
 from topr_trl.limits import PRESETS
 from topr_trl.settings.shared import TOPRArguments
 
-PAPER: dict[str, str] = {
-    "title": "Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
-    "id": "2503.14286",
-    "citation": textwrap.dedent("""\
-        @article{leroux2025topr,
-            title  = {{Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs}},
-            author = {Nicolas {Le Roux} and Marc G. Bellemare and Jonathan Lebensold and Arnaud Bergeron and
-                      Joshua Greaves and Alex Fr{\\'e}chette and Carolyne Pelletier and Eric Thibodeau-Laufer and
-                      S{\\'a}ndor Toth and Sam Work},
-            year   = 2025,
-            eprint = {arXiv:2503.14286},
-        }"""),
-}
+CITATION = textwrap.dedent("""\
+    @article{leroux2025topr,
+        title  = {{Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs}},
+        author = {Nicolas {Le Roux} and Marc G. Bellemare and Jonathan Lebensold and Arnaud Bergeron and
+                  Joshua Greaves and Alex Fr{\\'e}chette and Carolyne Pelletier and Eric Thibodeau-Laufer and
+                  S{\\'a}ndor Toth and Sam Work},
+        year   = 2025,
+        eprint = {arXiv:2503.14286},
+    }""")
 
 TAGS = ("trl", "topr", "arxiv:2503.14286")
 
@@ -135,7 +131,7 @@ def model_card(
         facts=markdown_table(("setting", "value"), facts.items()),
         links=links,
         versions="\n".join(f"- {name}: {number}" for name, number in versions.items()),
-        citation=PAPER["citation"],
+        citation=CITATION,
     )
 
 

@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler
 from transformers.trainer_utils import has_length
 from trl import GRPOTrainer, is_conversational
-from trl.trainer.utils import get_callable_name
+from trl.trainer.utils import get_callable_name, pad
 
 from topr_trl.baseline import BASELINES
 from topr_trl.curation import Curated
@@ -281,13 +281,12 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
 
     def _padded_log_probs(self, model: nn.Module, sequences: list[list[int]]) -> list[Tensor]:
         """Return for each sequence log π of all tokens but the first, from a batch that is padded on the left."""
-        width, pad = max(map(len, sequences)), self._tokenizer.pad_token_id
-        device = self.accelerator.device
-        ids = torch.tensor([[pad] * (width - len(row)) + row for row in sequences], device=device)
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in sequences], device=device)
+        rows = [torch.tensor(tokens, device=self.accelerator.device) for tokens in sequences]
+        ids = pad(rows, self._tokenizer.pad_token_id, "left")
+        mask = pad([torch.ones_like(row) for row in rows], 0, "left")
         # Unwrap TRL's method, because its profiling decorator would log to trackers before they are set up.
         forward = inspect.unwrap(GRPOTrainer._get_per_token_logps_and_entropies)
-        logps = forward(self, model, ids, mask, width - 1)[0]
+        logps = forward(self, model, ids, mask, ids.size(1) - 1)[0]
         return [row[len(row) - len(tokens) + 1 :] for row, tokens in zip(logps, sequences, strict=True)]
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
@@ -387,6 +386,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         # other padding, where log μ can round differently.
         if not train or self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0:
             batch.pop("old_per_token_logps", None)
+        if "importance_sampling_ratio" in batch:  # TRL's correction for vLLM, which w replaces
+            batch["importance_sampling_ratio"] = torch.ones((), device=batch["completion_ids"].device)
         # With vLLM, TRL logs the difference between the log-probabilities of vLLM and the trainer.
         distances = self._metrics[self._mode].get("sampling/sampling_logp_difference/mean")
         if distances:
@@ -563,9 +564,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             signal_B = signal_B * mask.sum(-1)
         inputs["advantages"] = weights * (signal_B.unsqueeze(-1) if weights.dim() == 2 else signal_B)
         # The batch no longer has `old_per_token_logps`. So TRL's ratio is exp(log π - log π) = 1, with the gradient of
-        # log π. Set TRL's correction for vLLM to 1, because w replaces it.
-        if "importance_sampling_ratio" in inputs:
-            inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
+        # log π.
 
     @property
     def _ratio_is_one(self) -> bool:

@@ -52,30 +52,6 @@ def warn_of_pushed_rows(args: TOPRConfig | OfflineTOPRConfig) -> None:
         )
 
 
-def advice_on_segments(tokens: float, weight: float, ratio_level: str) -> str:
-    """Return a recommendation to use a ratio per segment if negatives are long and have lost much of their weight.
-
-    Args:
-        tokens (`float`):
-            Mean number of tokens of the negatives.
-        weight (`float`):
-            Mean weight of the negatives.
-        ratio_level (`str`):
-            Level of the ratio.
-
-    Returns:
-        `str`: the recommendation, or an empty string.
-    """
-    if ratio_level != "sequence" or tokens < LONG_NEGATIVES or weight >= LOST_WEIGHT:
-        return ""
-    return (
-        f"Negatives have {tokens:,.0f} tokens on average, and their mean weight since the last log is {weight:.2f}. "
-        "The ratio of a whole completion soon removes the weight of long negatives. Set ratio_level='segment', and "
-        "train again from the original model. Also try segment_tokens=16. "
-        'See "Long completions" on the page "Metrics" of the documentation.'
-    )
-
-
 def warn_of_weights(metrics: Mapping[str, float], state: TrainerState, ratio_level: str, said: set[object]) -> None:
     """Warn if most negatives are dead early in training, and recommend a ratio per segment for long negatives.
 
@@ -91,13 +67,14 @@ def warn_of_weights(metrics: Mapping[str, float], state: TrainerState, ratio_lev
         said (`set`):
             Messages that the trainer has already given. The function adds its own.
     """
-    advice = advice_on_segments(
-        metrics.get("topr/tokens/negatives", 0.0), metrics.get("topr/weight_mean_negatives", 1.0), ratio_level
-    )
+    tokens, weight = metrics.get("topr/tokens/negatives", 0.0), metrics.get("topr/weight_mean_negatives", 1.0)
+    needs_segments = ratio_level == "sequence" and tokens >= LONG_NEGATIVES and weight < LOST_WEIGHT
     dead, step, steps = metrics.get("topr/negatives_dead", 0.0), state.global_step, state.max_steps
     if "dead" not in said and dead > MOSTLY_DEAD and step <= max(EARLY * steps, state.logging_steps):
-        said |= {"dead", "segments"} if advice else {"dead"}  # The warning includes the advice.
-        then = "Completions are long, so set ratio_level='segment' first. Then use" if advice else "Otherwise use"
+        said |= {"dead", "segments"} if needs_segments else {"dead"}  # The warning includes the advice.
+        then = "Otherwise use"
+        if needs_segments:
+            then = "Completions are long, so set ratio_level='segment' first. Then use"
         warn_user(
             f"{dead:.0%} of the negatives have a weight below {DEAD_WEIGHT:g} at step {step} of {steps} and contribute "
             "almost nothing: according to log μ, the model being trained is far from the model that wrote them. If the "
@@ -105,9 +82,14 @@ def warn_of_weights(metrics: Mapping[str, float], state: TrainerState, ratio_lev
             f"from top_k or top_p, a different temperature, or the rounding of a different engine. {then} a lower "
             'learning rate or fewer updates on the same rows. See "Metrics" in the documentation.'
         )
-    if advice and "segments" not in said:
+    if needs_segments and "segments" not in said:
         said.add("segments")
-        warn_user(advice)
+        warn_user(
+            f"Negatives have {tokens:,.0f} tokens on average, and their mean weight since the last log is "
+            f"{weight:.2f}. The ratio of a whole completion soon removes the weight of long negatives. Set "
+            "ratio_level='segment', and train again from the original model. Also try segment_tokens=16. "
+            'See "Long completions" on the page "Metrics" of the documentation.'
+        )
 
 
 _SILENT = 10  # number of consecutive batches in which every R is 0, after which to warn

@@ -4,7 +4,8 @@ import pytest
 import torch
 from replay_rows import batch_of, row
 
-from topr_trl.trainers.replay import batches, check_columns, with_rows
+from topr_trl.trainers.replay.batches import batch_of as batch_of_rows
+from topr_trl.trainers.replay.batches import check_columns, with_rows
 
 
 def test_rows_stand_behind_a_batch_as_they_were():
@@ -33,34 +34,29 @@ def test_widths_stay_multiples():
     found = with_rows(fresh, own, pad_token_id=1, multiple=2)
     assert [found[name].size(1) for name in ("prompt_ids", "completion_ids", "old_per_token_logps")] == [6, 8, 8]
     assert found["prompt_ids"][1].tolist() == [1, 5, 5, 5, 5, 5]
-    alone = batches.batch_of(own, 1, torch.device("cpu"), multiple=4)
+    alone = batch_of_rows(own, 1, torch.device("cpu"), multiple=4)
     assert [alone[name].size(1) for name in ("prompt_ids", "completion_mask")] == [8, 8]
 
 
 def test_types_are_those_of_the_batch():
     own = torch.zeros(1, 4, dtype=torch.bfloat16)
-    batch = batch_of([1.0], sampling_per_token_logps=own, importance_sampling_ratio=None)
+    batch = batch_of([1.0], sampling_per_token_logps=own, ref_per_token_logps=None)
     found = with_rows(batch, [row(2)], pad_token_id=1)
     assert found["topr_fresh"].dtype == torch.bool
     assert found["old_per_token_logps"].dtype == torch.float32
     assert {name: found[name].dtype for name in batch if name in found} == {
         name: values.dtype for name, values in batch.items() if values is not None
     }
-    assert "importance_sampling_ratio" not in found
+    assert "ref_per_token_logps" not in found
     assert "tool_mask" not in found  # the model wrote all tokens
-    for width in (1, 4):  # one ratio per row or per token; the replayed row is longer
-        ratio, longer = torch.full((1, width), 0.5), row(2, completion=(4,) * 7)
-        found = with_rows(batch_of([1.0], importance_sampling_ratio=ratio), [longer], pad_token_id=1, multiple=8)
-        assert found["importance_sampling_ratio"].tolist() == [[1.0], [1.0]]
-        assert (torch.ones_like(found["completion_ids"]) * found["importance_sampling_ratio"]).shape == (2, 8)
 
 
 def test_rows_alone():
     device = torch.device("cpu")
-    found = batches.batch_of([row(1, prompt=(5,)), row(2, completion=(4,))], 9, device)
+    found = batch_of_rows([row(1, prompt=(5,)), row(2, completion=(4,))], 9, device)
     assert {name: values.tolist() for name, values in found.items()} == {
         "prompt_ids": [[9, 5], [5, 6]], "prompt_mask": [[0, 1], [1, 1]],
         "completion_ids": [[7, 8, 9], [4, 9, 9]], "completion_mask": [[1, 1, 1], [1, 0, 0]],
     }  # fmt: skip
     assert all(values.dtype == torch.long for values in found.values())
-    assert batches.batch_of([row(1)], 9, torch.device("meta"))["prompt_ids"].is_meta
+    assert batch_of_rows([row(1)], 9, torch.device("meta"))["prompt_ids"].is_meta

@@ -8,7 +8,7 @@ import torch
 from replay_rows import batch_of, row
 
 from topr_trl.limits import PRESETS
-from topr_trl.trainers.replay import ReplayBuffer, ReplayRow
+from topr_trl.trainers.replay.buffer import ReplayBuffer, ReplayRow
 
 
 def numbers(buffer):
@@ -31,13 +31,6 @@ def test_dead_negatives_leave_and_positives_cannot_be_dead():
     assert ReplayRow(**unknown).weight == 1.0
 
 
-def test_a_new_run_counts_its_steps_from_0():
-    buffer = ReplayBuffer(9, "newest")
-    buffer.add([replace(row(n), step=n) for n in (3, 4)])
-    buffer.count_from_here()
-    assert [(kept.number, kept.step) for kept in buffer.rows] == [(3, 0), (4, 0)]
-
-
 @pytest.mark.parametrize(("rule", "kept"), [("negatives", [1, 4]), ("positives", [2, 3])])
 def test_rules_that_keep_one_sign(rule, kept):
     buffer = ReplayBuffer(2, rule)
@@ -49,13 +42,6 @@ def test_anna_karenina_keeps_the_newest_positive_of_each_prompt():
     buffer = ReplayBuffer(4, "anna_karenina")
     buffer.add([row(0), row(1, 0.5, prompt=(5,)), row(2), row(3, 0.5), row(4, 0.5), row(5, 0.5), row(6)])
     assert numbers(buffer) == [1, 2, 5, 6]  # 3 and 4 have the prompt of the newer 5; 0 is the oldest
-
-
-def test_anna_karenina_does_not_end_in_positives_alone():
-    buffer = ReplayBuffer(60, "anna_karenina")
-    for n in range(40):
-        buffer.add([row(4 * n + k, -1.0 if k == 0 else 1.0, prompt=(n,)) for k in range(4)])
-    assert sum(r.reward < 0 for r in buffer.rows) == 30
 
 
 def test_a_checkpoint_forgets_what_was_generated_since():

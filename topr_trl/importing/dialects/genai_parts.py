@@ -5,7 +5,7 @@ from typing import Any
 
 from topr_trl.importing.calls import Dialect, first_choice
 from topr_trl.importing.format import Record, Unusable
-from topr_trl.importing.message_parts import assistant, call, other, with_results
+from topr_trl.importing.message_parts import assistant, other, with_results
 from topr_trl.importing.openai_messages import ROLE_NAMES, finish_reason, tools_as_json
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
@@ -49,8 +49,7 @@ def _messages(given: Record) -> list[Row]:
     if ROLE_NAMES.get(given["role"]) == "assistant":
         if any(part.get("type") == _RESULT for part in parts):
             raise Unusable("an assistant message has the result of a tool that the provider ran itself")
-        calls = [part for part in parts if part["type"] == "tool_call"]
-        return [assistant(parts, [call(part["name"], part.get("arguments"), part.get("id")) for part in calls])]
+        return [assistant(parts, [part for part in parts if part["type"] == "tool_call"])]
     return with_results(
         parts,
         _RESULT,

@@ -1,13 +1,15 @@
 """Read messages that LangChain's tracers write, and messages of OpenAI's and Anthropic's APIs among them."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from topr_trl.importing.calls import Dialect, first_choice
 from topr_trl.importing.content_blocks import messages_of
 from topr_trl.importing.format import Record, Unusable
-from topr_trl.importing.message_parts import assistant, call, other, split_parts
+from topr_trl.importing.message_parts import assistant, other, split_parts
 from topr_trl.importing.openai_messages import (
+    ROLE_NAMES,
     check_content,
     finish_reason,
     finish_reason_of,
@@ -16,12 +18,6 @@ from topr_trl.importing.openai_messages import (
 )
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
-
-_ROLES = {
-    "human": "user", "HumanMessage": "user", "user": "user", "ai": "assistant", "AIMessage": "assistant",
-    "AIMessageChunk": "assistant", "assistant": "assistant", "system": "system", "SystemMessage": "system",
-    "developer": "system", "tool": "tool", "ToolMessage": "tool", "function": "tool", "FunctionMessage": "tool",
-}  # fmt: skip
 
 
 def prompt(asked: Record) -> Row:
@@ -66,7 +62,7 @@ def _answer(choice: Record, is_chat: bool) -> Row | None:
         return None
     if is_chat:
         completion: Any = _messages(given) if isinstance(given, Mapping) else [assistant(given)]
-    elif isinstance(given, Mapping) and _name(given) in _ROLES:
+    elif isinstance(given, Mapping) and _role(given):
         raise Unusable("its inputs are the text of a chat, so the messages that the model read are not known")
     else:
         completion = text_or_messages(given)
@@ -78,8 +74,8 @@ def _answer(choice: Record, is_chat: bool) -> Row | None:
 
 def _is_answer(body: Record) -> bool:
     message = first_choice(body, "message")
-    is_own = isinstance(message, Mapping) and ("lc" in message or message.get("type") in _ROLES)
-    return is_own or isinstance(body.get("generations"), list)
+    is_own = isinstance(message, Mapping) and ("lc" in message or _role({"type": message.get("type")}))
+    return bool(is_own) or isinstance(body.get("generations"), list)
 
 
 def _unwrapped(messages: Any) -> Any:
@@ -95,20 +91,20 @@ def _unwrapped(messages: Any) -> Any:
     return messages
 
 
-def _name(given: Mapping[str, Any]) -> str:
-    """Return the class name, type or role of a message, to look up in `_ROLES`."""
-    if isinstance(given.get("id"), list) and given.get("lc"):
-        return str(given["id"][-1])
-    return str(given.get("type") if given.get("type") in _ROLES else given.get("role") or given.get("type"))
+def _role(given: Mapping[str, Any]) -> str | None:
+    """Return the role of a message, from its class name such as `AIMessageChunk`, or from its type or role."""
+    is_object = isinstance(given.get("id"), list) and given.get("lc")
+    names = given["id"][-1:] if is_object else [given.get("type"), given.get("role")]
+    found = (ROLE_NAMES.get(re.sub(r"message(chunk)?$", "", str(name).lower())) for name in names)
+    return next(filter(None, found), None)
 
 
 def _messages(given: Mapping[str, Any]) -> list[Row]:
     """Convert a message to messages of a row. Each tool result among Anthropic's blocks becomes a separate message."""
     content = given.get("content")
     blocks = content if isinstance(content, list) else []
-    role = _ROLES.get(_name(given))
-    if role is None:
-        raise Unusable(f"a message has the unknown type or role {_name(given)}")
+    if (role := _role(given)) is None:
+        raise Unusable(f"a message has the unknown type or role {given.get('role') or given.get('type')}")
     # LangChain's own messages repeat the calls in `tool_calls`. Only `tool_calls` has the arguments of streamed calls.
     has_calls = given.get("tool_calls") or given.get("invalid_tool_calls")
     if not has_calls and any(inner_value(block, "type") in ("tool_use", "tool_result") for block in blocks):
@@ -120,10 +116,7 @@ def _messages(given: Mapping[str, Any]) -> list[Row]:
         return [other(role, inner.get("content"), tool_call_id=inner.get("tool_call_id"))]
     if inner.get("invalid_tool_calls"):
         raise Unusable("it has a tool call that could not be parsed")
-    calls = [
-        asked if "function" in asked else call(asked["name"], asked["args"], asked.get("id"))
-        for asked in inner.get("tool_calls") or more.get("tool_calls") or ()
-    ]
+    calls = inner.get("tool_calls") or more.get("tool_calls") or ()
     thinking = more.get("reasoning_content") or inner.get("reasoning_content")
     if thinking and split_parts(inner.get("content"), calls)[1]:
         thinking = None  # The parts of the content repeat this thinking.

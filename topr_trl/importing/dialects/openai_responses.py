@@ -125,7 +125,7 @@ def _name_of(item: Record) -> str:
 
 
 def _functions(tools: Any) -> Any:
-    """Return the functions in the tools of a request. Return None without tools.
+    """Return the functions in the tools of a request.
 
     Raises:
         Unusable: a tool is not a function, so the provider runs it.
@@ -133,10 +133,8 @@ def _functions(tools: Any) -> Any:
     others = {tool.get("type") for tool in tools or () if tool.get("type", "function") != "function"}
     if others:
         raise Unusable(f"its request has the tool {', '.join(map(str, others))}, which the provider runs itself")
-    if not tools:
-        return None
     return [{name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
-            if "function" not in tool else tool for tool in tools]  # fmt: skip
+            if "function" not in tool else tool for tool in tools or ()]  # fmt: skip
 
 
 def _finish_reason(body: Record) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from topr_trl.importing.calls import Dialect
 from topr_trl.importing.format import Record, Unusable
-from topr_trl.importing.message_parts import assistant, call, other, parsed_json, with_results
+from topr_trl.importing.message_parts import assistant, other, parsed_json, with_results
 from topr_trl.importing.openai_messages import finish_reason, tools_as_json
 from topr_trl.importing.row_table import Row
 
@@ -27,7 +27,7 @@ def answers(body: Record, asked: Record) -> list[Row]:
     Raises:
         Unusable: the finish reason is unknown.
     """
-    calls = [_call(each) for each in parsed_json(body.get("toolCalls")) or ()]
+    calls = parsed_json(body.get("toolCalls")) or ()
     text, thinking = body.get("text") or body.get("object"), body.get("reasoning")
     if not (calls or text or thinking):
         return []
@@ -40,10 +40,6 @@ def _tool(given: Record) -> Record:
         raise Unusable(f"its request has the tool {given.get('name')}, which the provider runs itself")
     found: Record = {name: given[name] for name in ("name", "description") if name in given}
     return {**found, "parameters": given.get("inputSchema", given.get("parameters"))}
-
-
-def _call(part: Record) -> Row:
-    return call(part["toolName"], part.get("input", part.get("args")), part["toolCallId"])
 
 
 def _messages(given: Record) -> list[Row]:
@@ -64,7 +60,7 @@ def _message(role: str, parts: list[Record]) -> Row:
     rest = [part for part in parts if part.get("type") != "tool-call"]
     if role != "assistant":
         return other(role, rest)
-    return assistant(rest, [_call(part) for part in parts if part.get("type") == "tool-call"])
+    return assistant(rest, [part for part in parts if part.get("type") == "tool-call"])
 
 
 def _result(part: Record) -> str:

@@ -10,7 +10,7 @@ from topr_trl.importing.message_parts import assistant, call, other, text_of
 from topr_trl.importing.openai_messages import row_of_run, tools_as_json
 from topr_trl.importing.record_fields import inner_value, value_at
 from topr_trl.importing.row_table import Row
-from topr_trl.importing.token_turns import join_turns, turn_of
+from topr_trl.importing.token_turns import as_rollout, join_turns, turn_of
 
 
 def rows(record: Record) -> list[Row]:
@@ -28,11 +28,7 @@ def rows(record: Record) -> list[Row]:
     trajectories = _with_subagents(record)
     found = [row for each in trajectories for row in _rows_of_trajectory(each)]
     name = record.get("trajectory_id") or record.get("session_id")
-    if len(found) < 2:
-        return found
-    if name is None:
-        raise Unusable("it has several rows, and needs a session_id or a trajectory_id that joins them")
-    return [{**row, "rollout_id": str(name)} for row in found]
+    return as_rollout(found, name, "a session_id or a trajectory_id")
 
 
 def _with_subagents(record: Record) -> list[Record]:
@@ -50,15 +46,12 @@ def rewards(record: Record) -> dict[str, Any]:
         record (`Record`): Step, or a trajectory.
     """
     if "steps" in record:
-        return {"reward of a step": None} if any(map(rewards, _own_steps(record))) else {}
+        own = (step for each in _with_subagents(record) for step in each["steps"] if _is_own(step))
+        return {"reward of a step": None} if any(map(rewards, own)) else {}
     return {path: value for path in _REWARDS if (value := value_at(record, path)) is not None}
 
 
 _REWARDS = ("extra.reward", "metrics.extra.reward")
-
-
-def _own_steps(record: Record) -> list[Record]:
-    return [step for each in _with_subagents(record) for step in each["steps"] if _is_own(step)]
 
 
 def _rows_of_trajectory(record: Record) -> list[Row]:
@@ -150,7 +143,6 @@ def _check_text(agent: Record, steps: list[Record]) -> None:
 
 FORMAT = Format(
     source="ATIF 1.0 to 1.8 (harbor 0.26.0, harbor/models/trajectories)",
-    suffix=".jsonl",
     test=lambda record: str(record.get("schema_version")).startswith("ATIF"),
     rows=rows,
     rewards=rewards,

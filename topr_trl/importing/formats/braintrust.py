@@ -7,7 +7,7 @@ from topr_trl.importing.calls import Envelope, format_of_exports, not_a_call
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import LeftOut, Record
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.record_fields import listed, rewards_in, value_at
+from topr_trl.importing.record_fields import first_listed, listed, rewards_in, value_at
 
 
 def spans(record: Record) -> Iterator[Record]:
@@ -38,11 +38,6 @@ def _left_out(record: Record) -> LeftOut | None:
     return LeftOut.FAILED if record.get("error") else None
 
 
-def _is_span(record: Record) -> bool:
-    first: Any = next(iter(listed(record, "events", "data")), None)
-    return isinstance(first, dict) and {"span_attributes", "root_span_id", "input"} <= set(first)
-
-
 FORMAT = format_of_exports(
     # LangChain's handler and LiteLLM have the settings inside the metadata.
     Envelope(
@@ -54,7 +49,7 @@ FORMAT = format_of_exports(
     ),
     read=("metadata", "output"),
     source="Braintrust (braintrust 0.48, logger.py and integrations; API reference, project logs)",
-    test=_is_span,
+    test=lambda record: {"span_attributes", "root_span_id", "input"} <= set(first_listed(record, "events", "data")),
     rewards=rewards_in("scores"),
     required=frozenset({"input", "span_attributes"}),
     records=spans,

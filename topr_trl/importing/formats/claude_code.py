@@ -5,11 +5,12 @@ from typing import Any
 
 from topr_trl.importing.format import CALL, Format, Placed, Record, Unusable
 from topr_trl.importing.joined_records import LINES, joined_by
-from topr_trl.importing.message_parts import assistant, call, other
+from topr_trl.importing.message_parts import assistant, other
 from topr_trl.importing.message_trees import branch
 from topr_trl.importing.openai_messages import finish_reason
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
+from topr_trl.importing.token_turns import as_rollout
 
 _PARENT = "parentUuid"
 _CLEARED = "[Old tool result content cleared]"  # text that the model reads in place of an old result
@@ -68,7 +69,7 @@ def rows(record: Record) -> list[Row]:
         })  # fmt: skip
     agent = next((each["agentId"] for each in lines.values() if each.get("agentId")), None)
     name = f"{record['sessionId']}/{agent}" if agent else str(record["sessionId"])
-    return [{**row, "rollout_id": name} for row in found] if len(found) > 1 else found
+    return as_rollout(found, name)
 
 
 def _call_of(line: Record) -> str:
@@ -159,8 +160,7 @@ def _turn(answer: list[Record]) -> Row:
     """Return the assistant turn of a call from its lines. Some versions of Claude Code write a block twice."""
     parts = [part for each in answer for part in _blocks(each)]
     blocks = [part for n, part in enumerate(parts) if part not in parts[:n]]
-    calls = [call(part["name"], part["input"], part["id"]) for part in blocks if part["type"] == "tool_use"]
-    return assistant(blocks, calls)
+    return assistant(blocks, [part for part in blocks if part["type"] == "tool_use"])
 
 
 def _session_of(place: str, line: Record) -> Any:
@@ -179,7 +179,6 @@ def _is_line(record: Record) -> bool:
 
 FORMAT = Format(
     source="Claude Code (its files have no documentation; after sessions of the versions 1.0 to 2.1)",
-    suffix=".jsonl",
     test=_is_line,
     rows=rows,
     columns=("problem_id", "rollout_id", "finish_reason", "model"),

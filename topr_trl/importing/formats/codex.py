@@ -12,6 +12,7 @@ from topr_trl.importing.message_parts import other
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.record_files import parsed
 from topr_trl.importing.row_table import Row
+from topr_trl.importing.token_turns import as_rollout
 
 _EVENTS = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 
@@ -84,16 +85,13 @@ def rows(record: Record) -> list[Row]:
         elif kind == "event_msg" and given.get("type") == "thread_rolled_back":
             raise Unusable("the user took back a turn, so later turns had a different context")
     found += _answers(start, history, own)
-    name = record.get("session_id")
-    if len(found) > 1 and name is None:
-        raise Unusable("it has no session_meta with the id that joins its rows")
     # Lines of Codex have no ids. In sessions with the same source, rows with the same text are the same call.
     for row in found:
         said = [each for each in (*row["prompt"], *row["completion"]) if each not in start]
         text = json.dumps([record.get("source_id"), said])
         row[CALL] = hashlib.sha256(text.encode()).hexdigest() if record.get("source_id") else None
-    shared = {"rollout_id": name if len(found) > 1 else None, "model": models.pop() if len(models) == 1 else None}
-    return [{**row, **shared} for row in found]
+        row["model"] = next(iter(models)) if len(models) == 1 else None
+    return as_rollout(found, record.get("session_id"), "a session_meta with the id")
 
 
 def _answers(start: list[Row], history: list[Record], own: list[Record]) -> list[Row]:
@@ -124,7 +122,6 @@ def _item(given: Record) -> list[Record]:
 
 FORMAT = Format(
     source="Codex (codex-rs/protocol/src/protocol.rs, RolloutItem; models.rs, ResponseItem)",
-    suffix=".jsonl",
     test=lambda record: isinstance(record.get("payload"), dict) and record.get("type") in _EVENTS,
     rows=rows,
     columns=("problem_id", "rollout_id", "model"),

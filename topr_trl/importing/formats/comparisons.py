@@ -15,7 +15,7 @@ from topr_trl.importing.field_names import normalized, words_of
 from topr_trl.importing.format import IGNORED, Choices, Format, LeftOut, NotOfFormat, Record
 from topr_trl.importing.formats import pairs
 from topr_trl.importing.formats.table import has_columns
-from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.message_parts import is_messages, parsed_json
 from topr_trl.importing.openai_messages import message
 from topr_trl.importing.row_table import Row
 
@@ -71,7 +71,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     if names[0] == "messages" and (isinstance(worse, str) or not worse or worse[0]["role"] == "assistant"):
         rest["messages"], better = better[:-1], better[-1:]
         worse = [message({"role": "assistant", "content": worse})] if isinstance(worse, str) else worse
-    lists = [name for name, value in rest.items() if _is_messages(parsed_json(value))]
+    lists = [name for name, value in rest.items() if is_messages(parsed_json(value))]
     if "prompt" not in rest and len(lists) == 1:
         rest["messages"] = [message(each) for each in parsed_json(rest.pop(lists[0]))]
     elif _is_texts(parsed_json(rest.get("prompt"))):
@@ -91,7 +91,7 @@ def _completion(record: Record, name: str) -> Any:
     value = parsed_json(record[name])
     if isinstance(value, Mapping):
         return [message(value)]
-    if _is_messages(value):
+    if is_messages(value):
         found = [message(each) for each in value]
         asked = [n for n, each in enumerate(found) if each["role"] == "user"]
         turn = int(record["turn"]) if str(record.get("turn")).isdigit() else 0
@@ -103,12 +103,6 @@ def _completion(record: Record, name: str) -> Any:
         raise NotOfFormat(f"its {name} is a list of {len(value)} texts, and its prompt must be a list of as many texts")
     said = chain.from_iterable(zip(asked, value, strict=True))
     return [message({"role": ("user", "assistant")[n % 2], "content": text}) for n, text in enumerate(said)]
-
-
-def _is_messages(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(
-        isinstance(each, Mapping) and {"role", "from"} & set(each) for each in value
-    )  # fmt: skip
 
 
 def _is_texts(value: Any) -> bool:
@@ -130,7 +124,7 @@ def _by_name(record: Record) -> tuple[str, str] | None:
             found[others][is_worse] = name
     pair = next(((each[False], each[True]) for each in found.values() if len(each) == 2), None)
     lone = next((each[True] for each in found.values() if True in each), None)
-    return pair or (("messages", lone) if lone and _is_messages(parsed_json(record.get("messages"))) else None)
+    return pair or (("messages", lone) if lone and is_messages(parsed_json(record.get("messages"))) else None)
 
 
 def _by_verdict(record: Record) -> tuple[str, str] | None:
@@ -140,11 +134,10 @@ def _by_verdict(record: Record) -> tuple[str, str] | None:
         NotOfFormat: there are not two completions, no field names the better completion, several fields disagree, or a
             verdict is not understood.
     """
-    sides = _two_sides(record)
-    if not sides:
+    if not (sides := _two_sides(record)):
         raise NotOfFormat("it lacks two completions, such as response_a and response_b")
     first, second = sides
-    verdicts = dict(_verdicts(record, {first: _side_in(first), second: _side_in(second)}))
+    verdicts = dict(_verdicts(record, sides))
     if len(set(verdicts.values())) == 1:
         better = next(iter(verdicts.values()))
         return None if better is None else (better, second if better == first else first)
@@ -157,22 +150,17 @@ def _by_verdict(record: Record) -> tuple[str, str] | None:
     )
 
 
-def _two_sides(record: Record) -> list[str]:
-    """Return the names of two completions, such as `response_a` and `response_b`.
+def _two_sides(record: Record) -> dict[str, str]:
+    """Return the sides of two completions by their names: the side of `response_a` is `a`.
 
-    Return [] unless exactly two names differ only in their end, as in `_ONE_OF_TWO`. A field with a number as its
-    value does not count.
+    Return {} unless exactly two names differ only in their side, see `_ONE_OF_TWO`. A field with a number as its value
+    does not count.
     """
-    stems: dict[str, list[str]] = defaultdict(list)
+    stems: dict[str, dict[str, str]] = defaultdict(dict)
     for name, value in record.items():
         if (found := _ONE_OF_TWO.fullmatch(normalized(name))) and not isinstance(value, int | float):
-            stems[found["stem"]].append(name)
-    return next((names for names in stems.values() if len(names) == 2), [])
-
-
-def _side_in(name: str) -> str:
-    found = _ONE_OF_TWO.fullmatch(normalized(name))
-    return found["side"] if found else ""
+            stems[found["stem"]][name] = found["side"]
+    return next((sides for sides in stems.values() if len(sides) == 2), {})
 
 
 def _verdicts(record: Record, sides: dict[str, str]) -> Iterator[tuple[str, str | None]]:
@@ -261,7 +249,7 @@ def _is_comparison(record: Record) -> bool:
 
 def _choices(record: Record) -> Choices:
     names = _by_name(record)
-    read = [name for name, value in record.items() if _VERDICT & {*words_of(name)} or _is_messages(parsed_json(value))]
+    read = [name for name, value in record.items() if _VERDICT & {*words_of(name)} or is_messages(parsed_json(value))]
     return IGNORED._replace(completions=frozenset(), read=(*(names or _two_sides(record)), *read))
 
 

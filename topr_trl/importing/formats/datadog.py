@@ -6,7 +6,7 @@ from typing import Any
 from topr_trl.importing.calls import Envelope, format_of_exports, not_a_call
 from topr_trl.importing.dialects import openai
 from topr_trl.importing.format import LeftOut, Record
-from topr_trl.importing.record_fields import inner_value, listed, rewards_in, value_at
+from topr_trl.importing.record_fields import first_listed, listed, rewards_in, value_at
 
 
 def spans(record: Record) -> Iterator[Record]:
@@ -58,8 +58,8 @@ def _left_out(record: Record) -> LeftOut | None:
 
 
 def _is_export(record: Record) -> bool:
-    first: Any = next(iter(listed(record, "data")), None)
-    span = inner_value(first, "attributes") or first
+    first = first_listed(record, "data")
+    span = first.get("attributes") or first
     return isinstance(span, dict) and {"span_id", "trace_id"} <= set(span) and value_at(span, *_KINDS) is not None
 
 

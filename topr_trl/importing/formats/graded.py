@@ -39,7 +39,6 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 FORMAT = Format(
     source="the card of open-r1/OpenR1-Math-220k",
-    suffix=".parquet",
     test=has("problem", "generations", "correctness_math_verify"),
     rows=rows,
     columns=("reward", "finish_reason", "problem_id", "answer"),

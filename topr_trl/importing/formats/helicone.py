@@ -1,17 +1,15 @@
 """Read exports of Helicone: logged requests with the bodies of the requests and responses."""
 
-from typing import Any
-
 from topr_trl.importing.calls import Envelope, format_of_exports
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import LeftOut, Record, Unusable
-from topr_trl.importing.record_fields import listed, value_at
+from topr_trl.importing.record_fields import first_listed, listed, value_at
 
 
 def rewards(record: Record) -> dict[str, object]:
     """Return the thumb and the scores of a request by name. Missing values are left out."""
-    found = {"feedback_rating": record.get("feedback_rating")}
-    found |= {f"scores.{name}": value for name, value in (value_at(record, "scores") or {}).items()}
+    found = {f"scores.{name}": value for name, value in (value_at(record, "scores") or {}).items()}
+    found["feedback_rating"] = record.get("feedback_rating")
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -23,17 +21,12 @@ def _left_out(record: Record) -> LeftOut | None:
     return None
 
 
-def _is_request(record: Record) -> bool:
-    first: Any = next(iter(listed(record, "data")), None)
-    return isinstance(first, dict) and {"request_body", "response_body", "response_status"} <= set(first)
-
-
 FORMAT = format_of_exports(
     Envelope(request=("request_body",), response=("response_body",), dialects=DIALECTS, left_out=_left_out),
     read=("response_body",),
     source="Helicone (API reference, HeliconeRequest)",
     rank=1,
-    test=_is_request,
+    test=lambda record: {"request_body", "response_body", "response_status"} <= set(first_listed(record, "data")),
     rewards=rewards,
     required=frozenset({"request_body", "response_body"}),
     records=lambda record: listed(record, "data"),

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.calls import first_choice, sampling_of
 from topr_trl.importing.format import CUT_TURN, Format, LeftOut, Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other
 from topr_trl.importing.openai_messages import finish_reason, tools_as_json
@@ -14,15 +16,12 @@ _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partia
 
 
 def samples(record: Record) -> Iterator[Record]:
-    """Yield each sample of a JSON log, with the log's fields `eval` and `plan`. Yield a sample of an archive unchanged.
+    """Yield each sample of a JSON log, with the log's fields `eval` and `plan`.
 
     Args:
-        record (`Record`): Log, or sample of an archive.
+        record (`Record`): Log, or sample of an archive, which already has these fields.
     """
-    if "samples" not in record:
-        yield record
-        return
-    for sample in record["samples"] or ():
+    for sample in record.get("samples", [record]) or ():
         yield {**sample, "eval": record.get("eval"), "plan": record.get("plan")}
 
 
@@ -55,19 +54,17 @@ def rows(record: Record) -> list[Row | LeftOut]:
     messages = [each for _, each in found]
     if any(each["role"] == "assistant" and not is_generated for is_generated, each in found[first:]):
         raise Unusable("it has an assistant turn that the model did not write, after turns of the model")
-    target, plan = record.get("target"), record.get("plan") or {}
-    config = {**((record.get("eval") or {}).get("model_generate_config") or {}), **(plan.get("config") or {})}
-    choices = (record.get("output") or {}).get("choices") or [{}]
-    reason = choices[0].get("stop_reason")
-    task = (record.get("eval") or {}).get("task")
+    target, task = record.get("target"), inner_value(record, "eval", "task")
+    of_eval = inner_value(record, "eval", "model_generate_config") or {}
+    of_plan = inner_value(record, "plan", "config") or {}
     tools = tools_as_json(_resolved(_tools(record), attached))
     return [
         {
             "prompt": messages[:first], "completion": messages[first:], "tools": tools,
             "problem_id": f"{task}/{record['id']}" if task else str(record["id"]),
             "answer": target if isinstance(target, str) else None,
-            "finish_reason": finish_reason(reason),
-            **{name: config.get(name) for name in ("temperature", "top_p", "top_k")},
+            "finish_reason": finish_reason(first_choice(record.get("output"), "stop_reason")),
+            **sampling_of({**of_eval, **of_plan}),
         }
     ]  # fmt: skip
 
@@ -137,11 +134,10 @@ def _is_log(record: Record) -> bool:
 
 FORMAT = Format(
     source="inspect_ai 0.3 (inspect_ai/log/_log.py, EvalSample)",
-    suffix=".eval",
     test=_is_log,
     rows=rows,
     rewards=rewards,
-    columns=("problem_id", "answer", "finish_reason", "tools", "temperature", "top_p", "top_k"),
+    columns=("problem_id", "answer", "finish_reason", "tools", *SAMPLING),
     required=frozenset({"id", "epoch", "messages"}),
     records=samples,
     loses="Logs have messages, not token ids. If a solver rewrote messages, the row does not show the messages "

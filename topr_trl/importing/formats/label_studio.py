@@ -79,7 +79,6 @@ def _texts(data: Record) -> dict[str, Any]:
 FORMAT = format_of_ratings(
     table.FORMAT,
     source="Label Studio's JSON export (labelstud.io, guide/export; tags pairwise, ranker, rating, choices and number)",
-    suffix=".jsonl",
     test=_is_task,
     records=records,
     loses="The reward is the result of a control tag: --reward_fields ratings.NAME. In a comparison or a ranking, the "

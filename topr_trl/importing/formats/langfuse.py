@@ -1,15 +1,14 @@
 """Read exports of Langfuse: observations as CSV, JSON or parquet, and single traces as JSON."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-from topr_trl.importing.calls import Envelope, format_of_exports, not_a_call
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, not_a_call
 from topr_trl.importing.dialects import DIALECTS
-from topr_trl.importing.format import IGNORED, Choices, LeftOut, Record
+from topr_trl.importing.format import IGNORED, Choices, Format, LeftOut, Record
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.record_fields import inner_value, listed, value_at, values_by_name
+from topr_trl.importing.record_fields import first_listed, inner_value, listed, value_at, values_by_name
 from topr_trl.importing.streamed_answers import whole_answer
 
 _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
@@ -30,14 +29,14 @@ def observations(record: Record) -> Iterator[Record]:
         return
     scores = record.get("scores") or value_at(record, "trace.scores") or []
     for each in record["observations"]:
-        found: Record = {}
-        for place in (None, each["id"]) if _is_generation(each) else (each["id"],):
-            found |= values_by_name(
-                (score["name"], _value_of(score))
-                for score in scores
-                if value_at(score, "observationId", "observation_id") == place
-            )
-        yield {**_whole({"output": None, **each}), "scores": found}
+        of_trace = _scores_of(scores, None) if _is_generation(each) else {}
+        yield {**_whole({"output": None, **each}), "scores": {**of_trace, **_scores_of(scores, each["id"])}}
+
+
+def _scores_of(scores: list[Record], observation: str | None) -> Record:
+    """Return the scores of an observation by name, or of the trace if `observation` is None."""
+    own = (score for score in scores if value_at(score, "observationId", "observation_id") == observation)
+    return values_by_name((score["name"], _value_of(score)) for score in own)
 
 
 def _value_of(score: Record) -> Any:
@@ -85,8 +84,7 @@ def _left_out(record: Record) -> LeftOut | None:
 
 
 def _is_observation(record: Record) -> bool:
-    first = next(iter(listed(record, "data")), None)
-    names = {name.replace("_", "").lower() for name in first} if isinstance(first, Mapping) else set()
+    names = {name.replace("_", "").lower() for name in first_listed(record, "data")}
     of_observation = {"input", "output"} <= names and bool({"traceid", "observationid"} & names)
     return of_observation or isinstance(record.get("observations"), list)
 
@@ -103,20 +101,21 @@ def _choices(record: Record) -> Choices:
 
 
 _ASKED = ("instructions", "definitions", "tools", "prompt")
-_EXPORTS = format_of_exports(
-    Envelope(
-        request=("input",), response=("output",), settings=("settings", "modelParameters", "model_parameters"),
-        dialects=DIALECTS, left_out=_left_out,
-        reasons=("metadata.finish_reason", "modelParameters.finishReason", "model_parameters.finishReason",
-                 "metadata.attributes.gen_ai.response.finish_reasons", "metadata.attributes.ai.response.finishReason"),
-    ),
-    read=(),
+ENVELOPE = Envelope(
+    request=("input",), response=("output",), settings=("settings", "modelParameters", "model_parameters"),
+    dialects=DIALECTS, left_out=_left_out,
+    reasons=("metadata.finish_reason", "modelParameters.finishReason", "model_parameters.finishReason",
+             "metadata.attributes.gen_ai.response.finish_reasons", "metadata.attributes.ai.response.finishReason"),
+)  # fmt: skip
+FORMAT = Format(
     source="Langfuse (worker/src/features/database-read-stream/observation-stream.ts at 03b77af)",
     rank=1,
     test=_is_observation,
+    rows=ENVELOPE.rows,
+    columns=COLUMNS_OF_CALLS,
+    choices=_choices,
     required=frozenset({"input", "output"}),
     records=observations,
     loses="Only generations become rows. Choose a score with --reward_fields: NAME for exported tables, where each "
     "score is a column, and scores.NAME for downloaded traces.",
-)  # fmt: skip
-FORMAT = replace(_EXPORTS, choices=_choices)
+)

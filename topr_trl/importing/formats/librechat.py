@@ -1,7 +1,6 @@
 """Read conversations of LibreChat, exported as JSON. Only answers with a thumb are learned."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.dialects.openai_responses import messages_of
@@ -52,10 +51,10 @@ def rows(record: Record) -> list[Row | LeftOut]:
     if answer.get("error"):
         return [LeftOut.FAILED]
     options = record.get("options") or {}
-    given = [options[name] for name in _SYSTEM if options.get(name)]
+    given = [name for name in _SYSTEM if options.get(name)]
     if len(given) > 1:
-        raise Unusable(f"its options have {' and '.join(name for name in _SYSTEM if options.get(name))}")
-    start = [other("system", given[0])] if given else []
+        raise Unusable(f"its options have {' and '.join(given)}")
+    start = [other("system", options[given[0]])] if given else []
     return [{
         "prompt": [*start, *(turn for each in earlier for turn in _turns(each))], "completion": _turns(answer),
         "finish_reason": "length" if answer.get("unfinished") else finish_reason(answer.get("finish_reason")),
@@ -118,17 +117,11 @@ def _is_conversation(record: Record) -> bool:
     return isinstance(messages, list) and any("isCreatedByUser" in each for each in messages if isinstance(each, dict))
 
 
-def rewards(record: Record) -> dict[str, Any]:
-    """Return the thumb of the rated answer: `thumbsUp`, `thumbsDown`, or None without a rating."""
-    return {"feedback.rating": inner_value(record, "feedback", "rating")}
-
-
 FORMAT = Format(
     source="LibreChat (client/src/hooks/Conversations/useExportConversation.ts; data-schemas/src/schema/message.ts)",
-    suffix=".jsonl",
     test=_is_conversation,
     rows=rows,
-    rewards=rewards,
+    rewards=lambda record: {"feedback.rating": inner_value(record, "feedback", "rating")},  # thumbsUp or thumbsDown
     columns=("problem_id", "finish_reason", "model", *SAMPLING),
     required=frozenset({"conversationId"}),
     records=ratings,

@@ -71,7 +71,6 @@ def rewards(record: Record) -> dict[str, Any]:
 
 FORMAT = Format(
     source="lm-evaluation-harness 0.4 (lm_eval/evaluator.py, lm_eval/loggers/evaluation_tracker.py)",
-    suffix=".jsonl",
     test=has("doc_id", "doc", "arguments", "resps"),
     rows=rows,
     rewards=rewards,

@@ -160,7 +160,6 @@ def _conversation_of(place: str, record: Record) -> Any:
 FORMAT = replace(
     messages.FORMAT,
     source="tables and arrays of messages in OpenAI's format",
-    suffix="",
     rank=3,
     test=_has_known_role,
     join=conversations,

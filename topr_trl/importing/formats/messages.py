@@ -299,7 +299,6 @@ def is_chat_messages(value: Any) -> bool:
 
 FORMAT = Format(
     source="lists of messages in OpenAI's format",
-    suffix=".jsonl",
     rank=4,
     test=lambda record: len(messages_fields(record)) == 1 or is_chat_messages(record.get("messages")),
     rows=rows,

@@ -35,7 +35,6 @@ def _messages(given: Record) -> list[Row]:
 
 FORMAT = Format(
     source="mini-swe-agent 1.1 to 2.4 (minisweagent/agents/default.py, serialize)",
-    suffix=".jsonl",
     test=lambda record: str(record.get("trajectory_format")).startswith("mini-swe-agent"),
     rows=rows,
     columns=("problem_id", "model"),

@@ -39,10 +39,9 @@ def calls(record: Record) -> Iterator[Record]:
     for span in spans:
         # If two libraries recorded the same call, only the inner span is read.
         is_call, given = _is_call(span) and span["span_id"] not in outer, span["attributes"]
-        found: dict[str, Any] = {}
         # Feedback on the span replaces feedback with the same name on the trace.
-        for place in (None, span["span_id"]) if is_call else (span["span_id"],):
-            found |= _ratings(each for each in assessments if each.get("span_id") == place)
+        of_trace = _ratings(assessments, None) if is_call else {}
+        found = {**of_trace, **_ratings(assessments, span["span_id"])}
         yield {
             **span, "is_call": is_call,
             "settings": {"model": value_at(given, "mlflow.llm.model", "model"), **sampling_of(given)},
@@ -51,11 +50,11 @@ def calls(record: Record) -> Iterator[Record]:
         }  # fmt: skip
 
 
-def _ratings(assessments: Iterable[Record]) -> dict[str, Any]:
+def _ratings(assessments: Iterable[Record], span: str | None) -> Record:
+    own = (each for each in assessments if each.get("span_id") == span and each.get("valid") is not False)
     return values_by_name(
-        (each["assessment_name"], each["feedback"].get("value")) for each in assessments
-        if each.get("valid") is not False and each.get("feedback")
-    )  # fmt: skip
+        (each["assessment_name"], each["feedback"].get("value")) for each in own if each.get("feedback")
+    )
 
 
 def _parsed(attributes: Record) -> Record:
@@ -83,11 +82,10 @@ def _is_call(span: Record) -> bool:
 
 
 def _left_out(record: Record) -> LeftOut | None:
-    if value_at(record, "status.code", "status_code") in ("STATUS_CODE_ERROR", "ERROR") and record["is_call"]:
-        return LeftOut.FAILED
-    if record["is_call"]:
-        return None
-    return not_a_call(record["assessments"], "trace_id")
+    if not record["is_call"]:
+        return not_a_call(record["assessments"], "trace_id")
+    is_failed = value_at(record, "status.code", "status_code") in ("STATUS_CODE_ERROR", "ERROR")
+    return LeftOut.FAILED if is_failed else None
 
 
 ENVELOPE = Envelope(
@@ -119,7 +117,6 @@ def _is_trace(record: Record) -> bool:
 
 FORMAT = Format(
     source="MLflow 3 (mlflow/entities/trace.py, Trace.to_json; mlflow/entities/assessment.py)",
-    suffix=".jsonl",
     test=_is_trace,
     rows=rows,
     rates_turns=True,

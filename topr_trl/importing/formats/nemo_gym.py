@@ -1,11 +1,12 @@
 """Read the rollouts of NeMo-Gym, which `gym eval run` writes to `output_jsonl_fpath`."""
 
+from topr_trl.data.chat_templates import learned_turns
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.calls import rows_of_call
 from topr_trl.importing.dialects import openai_responses
 from topr_trl.importing.format import Format, LeftOut, Record, has
 from topr_trl.importing.row_table import Row
-from topr_trl.importing.token_turns import join_turns, turn_of
+from topr_trl.importing.token_turns import as_rollout, join_turns, turn_of
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
@@ -33,20 +34,14 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     row = {**made[0], **shared}
     turns = [turn_of(item["prompt_token_ids"], item["generation_token_ids"], item["generation_log_probs"])
              for item in response["output"] if item.get("generation_token_ids")]  # fmt: skip
-    if len(turns) < _count_turns(row["completion"]):
+    if len(turns) < len(learned_turns(row["completion"])):
         return [row]
-    parts = join_turns(turns)
-    rollout = f"{problem}-{record.get('_ng_rollout_index')}-{response.get('id')}" if len(parts) > 1 else None
-    return [{**row, "rollout_id": rollout, **part} for part in parts]
-
-
-def _count_turns(completion: list[Row]) -> int:
-    return sum(turn["role"] == "assistant" for turn in completion)
+    rollout = f"{problem}-{record.get('_ng_rollout_index')}-{response.get('id')}"
+    return [{**row, **part} for part in as_rollout(join_turns(turns), rollout)]
 
 
 FORMAT = Format(
     source="NeMo-Gym, with the Responses API (nemo_gym/rollout_collection.py at 00536e7, openai_utils.py at 009d2fe)",
-    suffix=".jsonl",
     test=has("responses_create_params", "response"),
     rows=rows,
     rewards=lambda record: {"reward": record["reward"]},

@@ -30,7 +30,6 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 FORMAT = Format(
     source="NeMo-RL (nemo_rl/algorithms/grpo.py at 002cdc2, nemo_rl/utils/logger.py at 0275e75)",
-    suffix=".jsonl",
     test=has("token_ids", "token_loss_mask", "generation_logprobs"),
     rows=rows,
     rewards=lambda record: {"rewards": record["rewards"][0]},

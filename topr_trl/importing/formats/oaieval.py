@@ -97,16 +97,13 @@ def _sample_of(place: str, line: Record) -> Any:
 
 
 def _is_event(record: Record) -> bool:
-    of_run = isinstance(inner_value(record, "spec", "completion_fns"), list) or set(record) == {
-        "final_report",
-        "run_id",
-    }
-    return of_run or {"run_id", "event_id", "data"} <= set(record)
+    is_first = isinstance(inner_value(record, "spec", "completion_fns"), list)
+    is_last = set(record) == {"final_report", "run_id"}
+    return is_first or is_last or {"run_id", "event_id", "data"} <= set(record)
 
 
 FORMAT = Format(
     source="OpenAI's evals 3 (evals/record.py)",
-    suffix=".jsonl",
     rank=1,
     test=_is_event,
     rows=rows,

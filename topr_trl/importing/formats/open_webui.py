@@ -129,17 +129,11 @@ def _is_export(record: Record) -> bool:
     return is_feedback or inner_value(record, "snapshot", "chat", "chat") is not None or _is_chat(record)
 
 
-def rewards(record: Record) -> dict[str, Any]:
-    """Return the rating of an answer: 1, -1, or None without a rating."""
-    return {"data.rating": inner_value(record, "data", "rating")}
-
-
 FORMAT = Format(
     source="Open WebUI (backend/open_webui/models/feedbacks.py; Messages/ResponseMessage.svelte, feedbackHandler)",
-    suffix=".jsonl",
     test=_is_export,
     rows=rows,
-    rewards=rewards,
+    rewards=lambda record: {"data.rating": inner_value(record, "data", "rating")},  # 1, -1 or None
     columns=("problem_id", "finish_reason", "model", *SAMPLING),
     required=frozenset({"meta"}),
     records=ratings,

@@ -4,10 +4,8 @@ from collections.abc import Iterator
 
 from topr_trl.importing.format import Format, LeftOut, Record
 from topr_trl.importing.openai_messages import check_roles, finish_reason, text_or_messages
-from topr_trl.importing.record_fields import inner_value, rewards_in, values_by_name
+from topr_trl.importing.record_fields import first_listed, rewards_in, values_by_name
 from topr_trl.importing.row_table import Row
-
-_ITEM = "eval.run.output_item"
 
 
 def items(record: Record) -> Iterator[Record]:
@@ -44,15 +42,9 @@ def rows(record: Record) -> list[Row | LeftOut]:
              **settings}] if completion else []  # fmt: skip
 
 
-def _is_item(record: Record) -> bool:
-    first = record["data"][0] if isinstance(record.get("data"), list) and record["data"] else record
-    return inner_value(first, "object") == _ITEM
-
-
 FORMAT = Format(
     source="OpenAI's Evals API (openai-python 3, types/evals/runs/output_item_list_response.py)",
-    suffix=".jsonl",
-    test=_is_item,
+    test=lambda record: first_listed(record, "data").get("object") == "eval.run.output_item",
     rows=rows,
     rewards=rewards_in("scores"),
     columns=("problem_id", "finish_reason", "model", "temperature", "top_p"),

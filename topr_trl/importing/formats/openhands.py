@@ -19,7 +19,6 @@ def rows(record: Record) -> list[Row]:
 
 FORMAT = Format(
     source="the card of nebius/SWE-rebench-openhands-trajectories",
-    suffix=".parquet",
     test=has("instance_id", "resolved", "trajectory", "tools"),
     rows=rows,
     rewards=lambda record: {"resolved": outcome(record["resolved"])},

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable, has
-from topr_trl.importing.message_parts import assistant, call, other, text_of
+from topr_trl.importing.message_parts import assistant, other, text_of
 from topr_trl.importing.openai_messages import message, row_of_run, tools_as_json
+from topr_trl.importing.record_fields import value_at
 from topr_trl.importing.row_table import Row
 
 _OWN_WORDS = ("message", "finish", "think")  # actions that the agent can take without a tool call
@@ -39,11 +40,8 @@ def rows(record: Record) -> list[Row]:
 
 def rewards(record: Record) -> dict[str, Any]:
     """Return the reward `resolved`: 1 if the tests passed and 0 if they failed. Return {} without a test report."""
-    result = record.get("test_result") or {}
-    for place in (result.get("report"), record.get("report"), result):
-        if isinstance(place, Mapping) and isinstance(place.get("resolved"), bool):
-            return {"resolved": float(place["resolved"])}
-    return {}
+    resolved = value_at(record, "test_result.report.resolved", "report.resolved", "test_result.resolved")
+    return {"resolved": float(resolved)} if isinstance(resolved, bool) else {}
 
 
 def one_per_folder(files: list[Path]) -> list[Path]:
@@ -76,27 +74,21 @@ def _of_sdk(events: list[Record]) -> tuple[list[Row], list[Record]]:
         elif kind == "MessageEvent":
             said = event["llm_message"]
             parts = [*said["content"], *(event.get("extended_content") or ())]
-            own = said["role"] == "assistant"
-            found.append(
-                assistant(parts, thinking=said.get("reasoning_content")) if own else other(said["role"], parts)
-            )
+            is_own, thinking = said["role"] == "assistant", said.get("reasoning_content")
+            found.append(assistant(parts, thinking=thinking) if is_own else other(said["role"], parts))
         elif kind == "ActionEvent":
-            asked = event["tool_call"]
-            made = call(asked["name"], asked["arguments"], asked.get("id"))
+            turn = assistant(event["thought"], [event["tool_call"]], event.get("reasoning_content"))
             if response is not None and event.get("llm_response_id") == response:
-                turn = assistant("", [made])
-                found[-1]["tool_calls"] = [*found[-1]["tool_calls"], *turn["tool_calls"]]
+                found[-1]["tool_calls"] += turn["tool_calls"]
             else:
-                found.append(assistant(event["thought"], [made], event.get("reasoning_content")))
-            response = event.get("llm_response_id")
-            continue
+                found.append(turn)
         elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
             found.append(_observation(event))
         elif kind.startswith("Condensation") and kind != "CondensationRequest":
             raise Unusable("its context was condensed, so later turns had a different context")
         elif kind not in _NOT_FOR_THE_MODEL:
             raise NotOfFormat(f"its history has an event of the unknown kind {kind}")
-        response = None
+        response = event.get("llm_response_id") if kind == "ActionEvent" else None
     return found, tools
 
 
@@ -126,14 +118,11 @@ def _of_agents(events: list[Record]) -> tuple[list[Row], list[Record]]:
     for event in events:
         metadata = event.get("tool_call_metadata")
         if "action" in event:
-            for each in _of_action(event, metadata, seen):
-                found.append(each)
+            found += _of_action(event, metadata, seen)
             tools = (event.get("args") or {}).get("tools") or tools
         elif metadata is not None and event.get("observation") not in _SILENT:
-            said = other(
-                "tool", _result(event), tool_call_id=metadata["tool_call_id"], name=metadata.get("function_name")
-            )
-            found.append(said)
+            more = {"tool_call_id": metadata["tool_call_id"], "name": metadata.get("function_name")}
+            found.append(other("tool", _result(event), **more))
         elif event.get("observation") not in (None, *_SILENT) and event.get("content"):
             found.append(other("user", _result(event)))
     return found, tools
@@ -184,7 +173,6 @@ def _result(event: Record) -> str:
 
 FORMAT = Format(
     source="OpenHands (evaluation/utils/shared.py at 000d9da; benchmarks/utils/models.py at 0756724, SDK 1.58)",
-    suffix=".jsonl",
     test=lambda record: has("instance_id", "test_result")(record) and isinstance(record.get("history"), list),
     rows=rows,
     rewards=rewards,

@@ -227,9 +227,8 @@ def _like_openai(message: Callable[[Record], Record], tool: Callable[[Record], R
 
 
 def _tool_of_openinference(given: Record) -> Record:
-    schema: Record = parsed_json(inner_value(nested(given), "tool", "json_schema")) or given
-    # Anthropic's API has the parameters in `input_schema`.
-    return {("parameters" if name == "input_schema" else name): value for name, value in schema.items()}
+    schema: Record = parsed_json(inner_value(nested(given), "tool", "json_schema"))
+    return schema or given
 
 
 def _tool_of_openllmetry(given: Record) -> Record:
@@ -294,12 +293,10 @@ def _is_telemetry(record: Record) -> bool:
     else:
         given = attributes if isinstance(attributes, Mapping) else ()
         names = [*given, *(name.removeprefix("attributes.") for name in record if "attributes." in name)]
-    return (
-        any(str(name).startswith(_PREFIXES) for name in names) or inner_value(attributes, "openinference") is not None
-    )
+    return any(str(name).startswith(_PREFIXES) for name in names)
 
 
-_PREFIXES = ("gen_ai.", "llm.", "openinference.", "traceloop.", "ai.operationId", "ai.prompt", "ai.response")
+_PREFIXES = ("gen_ai.", "llm.", "openinference", "traceloop.", "ai.operationId", "ai.prompt", "ai.response")
 FORMAT = Format(
     source="OpenTelemetry's conventions for generative AI (semantic-conventions-genai, model/gen-ai at 2b902ce); "
     "OpenInference (semantic-conventions 0.1.42); OpenLLMetry 0.46; Vercel AI SDK 5; "

@@ -6,7 +6,7 @@ from typing import Any
 from topr_trl.importing.calls import Envelope, format_of_exports, not_a_call
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import LeftOut, Record
-from topr_trl.importing.record_fields import listed, rewards_in, value_at, values_by_name
+from topr_trl.importing.record_fields import first_listed, listed, rewards_in, value_at, values_by_name
 
 
 def spans(record: Record) -> Iterator[Record]:
@@ -19,17 +19,17 @@ def spans(record: Record) -> Iterator[Record]:
         record (`Record`): Exported trace, or a span.
     """
     for span in listed(record, "spans"):
-        of_trace = (
-            value_at(record, "trace.feedback_scores") if span is not record and span.get("type") == "llm" else None
-        )
-        scores: Record = {}
-        for given in (of_trace, span.get("feedback_scores")):
-            scores |= values_by_name((each["name"], each.get("value")) for each in given or ())
+        of_trace = _scores(value_at(record, "trace.feedback_scores")) if span.get("type") == "llm" else {}
+        scores = {**of_trace, **_scores(span.get("feedback_scores"))}
         output = value_at(span, "output")
         if isinstance(output, Mapping):
             output = {**(value_at(span, "metadata") or {}), **output}
         others = {name: value for name, value in span.items() if name != "feedback_scores"}
         yield {**others, "output": output, "scores": scores}
+
+
+def _scores(given: Any) -> Record:
+    return values_by_name((each["name"], each.get("value")) for each in given or ())
 
 
 def _left_out(record: Record) -> LeftOut | None:
@@ -39,11 +39,10 @@ def _left_out(record: Record) -> LeftOut | None:
 
 
 def _is_export(record: Record) -> bool:
-    first: Any = next(iter(listed(record, "spans")), None)
-    if not isinstance(first, dict) or not {"trace_id", "type", "input", "output"} <= set(first):
-        return False
-    is_own = bool({"start_time", "feedback_scores"} & set(first))
-    return is_own and first["type"] in ("general", "llm", "tool", "guardrail")
+    first = first_listed(record, "spans")
+    names = set(first)
+    is_span = {"trace_id", "type", "input", "output"} <= names and bool({"start_time", "feedback_scores"} & names)
+    return is_span and first["type"] in ("general", "llm", "tool", "guardrail")
 
 
 FORMAT = format_of_exports(
@@ -57,7 +56,6 @@ FORMAT = format_of_exports(
     ),
     read=("metadata", "output"),
     source="Opik 2 (opik/rest_api/types/span_public.py; opik/cli/exports)",
-    suffix=".jsonl",
     test=_is_export,
     rewards=rewards_in("scores"),
     required=frozenset({"type", "input", "output"}),

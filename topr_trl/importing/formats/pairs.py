@@ -1,5 +1,7 @@
 """Read preference pairs, such as datasets for DPO. Each pair becomes two rows with the same prompt."""
 
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from topr_trl.importing.completions import check_one_turn
@@ -70,7 +72,7 @@ def _prompt_name(record: Record, chosen: Any) -> str | None:
     has_prompt_inside = isinstance(chosen, list) and chosen[0]["role"] != "assistant"
     if has_prompt_inside or not any(normalized(name) in PROMPTS for name in record):
         return None
-    return column_of(record, PROMPTS, "prompt", "Rename the correct field to prompt")
+    return column_of(record, PROMPTS, "prompt")
 
 
 def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tuple[Any, list[Row], list[Row]]:
@@ -92,9 +94,7 @@ def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tupl
         if isinstance(prompt, str):
             prompt = plain([{"role": "user", "content": prompt}], "prompt")
         return prompt, chosen, rejected
-    shared = 0
-    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
-        shared += 1
+    shared = _count_shared(chosen, rejected)
     if not shared or any(run[shared:] and run[shared]["role"] != "assistant" for run in (chosen, rejected)):
         raise Unusable("chosen and rejected do not start with the same messages, followed by an assistant turn")
     own = chosen[:shared]
@@ -103,6 +103,11 @@ def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tupl
     elif not (prompt is None or (own[: len(prompt)] == prompt if isinstance(prompt, list) else _is_among(prompt, own))):
         raise Unusable("its prompt differs from the prompt in the messages of chosen. Remove one of the two prompts")
     return own, chosen[shared:], rejected[shared:]
+
+
+def _count_shared(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return the number of messages or characters with which both sequences start."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def _is_among(text: str, messages: list[Row]) -> bool:
@@ -117,9 +122,7 @@ def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
     Raises:
         NotOfFormat: the common start has no marker.
     """
-    shared = 0
-    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
-        shared += 1
+    shared = _count_shared(chosen, rejected)
     ends = [place + len(marker) for marker in _MARKERS if (place := chosen.rfind(marker, 0, shared)) >= 0]
     if not ends:
         raise NotOfFormat(

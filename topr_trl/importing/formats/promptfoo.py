@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from topr_trl.importing.format import Format, LeftOut, Record, Unusable
-from topr_trl.importing.message_parts import assistant, parsed_json
+from topr_trl.importing.message_parts import assistant, is_messages, parsed_json
 from topr_trl.importing.openai_messages import check_roles, finish_reason, text_or_messages
 from topr_trl.importing.record_fields import inner_value, value_at
 from topr_trl.importing.row_table import Row
@@ -55,8 +55,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
         raise Unusable("its output was changed by a transform, so the text of the model is not known")
     raw = record["prompt"]["raw"]
     asked = _parsed(raw)
-    is_messages = isinstance(asked, list) and all(inner_value(each, "role") is not None for each in asked)
-    prompt = text_or_messages(asked) if is_messages else raw
+    prompt = text_or_messages(asked) if is_messages(asked) else raw
     check_roles(prompt)
     completion = _completion(response.get("output"))
     return [{
@@ -97,7 +96,6 @@ def _completion(output: Any) -> Any:
 
 FORMAT = Format(
     source="promptfoo 0.121 (src/types/index.ts, EvaluateResult)",
-    suffix=".jsonl",
     rank=1,
     test=lambda record: (
         isinstance(inner_value(record, "results", "results"), list)

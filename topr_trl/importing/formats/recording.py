@@ -21,6 +21,7 @@ from topr_trl.importing.format import GRADED, Format, LeftOut, Record, has
 from topr_trl.importing.rated_turns import NUMBER, reads_row
 from topr_trl.importing.record_fields import inner_value, rewards_in
 from topr_trl.importing.row_table import Row
+from topr_trl.importing.token_turns import as_rollout, extended
 from topr_trl.recording.protocols import choice_of
 from topr_trl.recording.protocols.completions import CHAT, TEXT, prompt_of
 from topr_trl.recording.protocols.messages import without_request_hashes
@@ -65,9 +66,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
                 break
         else:
             made.append(later)
-    if len(made) > 1:
-        made = [{**row, ROLLOUT: record["rollout_id"]} for row in made]
-    return [*left_out, *made] or [LeftOut.FAILED]
+    return [*left_out, *as_rollout(made, record["rollout_id"])] or [LeftOut.FAILED]
 
 
 def _is_graded(record: Record) -> bool:
@@ -101,10 +100,10 @@ def _row_of_call(call: Record, by_answer: bool) -> Row | LeftOut | None:
         return LeftOut.CALLS
     if isinstance(row["prompt"], list):
         row["prompt"] = without_request_hashes(row["prompt"])
-    model = {"model": asked.get("model"), "served_model": call["served_model"]}
+    model = {"model": asked.get("model"), "served_model": call["served_model"],
+             "model_revision": call["model_revision"]}  # fmt: skip
     graded = {GRADED: [{"rewards": call["rewards"], NUMBER: call["number"]}] * turns_of(row)} if by_answer else {}
-    revision = {"model_revision": call["model_revision"]}
-    return {**dict.fromkeys(_TOKEN_COLUMNS), **row, **model, **revision, **graded}
+    return {**dict.fromkeys(_TOKEN_COLUMNS), **row, **model, **graded}
 
 
 def _ends_before_arguments(row: Row) -> bool:
@@ -120,22 +119,11 @@ def _joined(row: Row, later: Row) -> Row | None:
     if any(row.get(name) != later.get(name) for name in _SAME) or not isinstance(later["prompt"], type(row["prompt"])):
         return None
     if row.get("completion_ids"):
-        earlier, prompt = [*row["prompt_ids"], *row["completion_ids"]], later["prompt_ids"]
-        if prompt[: len(earlier)] != earlier:
+        has_context = len(later["prompt_ids"]) > len(row["prompt_ids"]) + len(row["completion_ids"])
+        if GRADED in row and not has_context:  # Nothing in the mask would separate the two turns.
             return None
-        context = prompt[len(earlier) :]
-        if GRADED in row and not context:  # Nothing in the mask would separate the two turns.
-            return None
-        own = row.get("completion_mask") or [1] * len(row["completion_ids"])
-        logps = row["sampler_logps"] and later["sampler_logps"] and [
-            *row["sampler_logps"], *[None] * len(context), *later["sampler_logps"]
-        ]  # fmt: skip
-        tokens = {
-            "completion_ids": [*row["completion_ids"], *context, *later["completion_ids"]],
-            "completion_mask": [*own, *[0] * len(context), *[1] * len(later["completion_ids"])],
-            "sampler_logps": logps,
-        }
-        return {**later, **tokens, "prompt_ids": row["prompt_ids"], **_joined_text(row, later)}
+        tokens = extended(row, later)
+        return None if tokens is None else {**later, **tokens, **_joined_text(row, later)}
     is_chat = isinstance(row["prompt"], list)
     return {**later, **_joined_text(row, later)} if is_chat and reads_row(later["prompt"], row) else None
 
@@ -160,7 +148,6 @@ def _joined_text(row: Row, later: Row) -> Row:
 
 FORMAT = Format(
     source="recordings of topr record",
-    suffix=".sqlite",
     test=has("rollout_id", "calls", "rewards", "comments"),
     rows=rows,
     rewards=rewards_in("rewards"),  # A missing reward is None.

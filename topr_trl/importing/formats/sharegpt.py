@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable
 from topr_trl.importing.formats.messages import choices, rewards, rows_of_conversation
-from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.message_parts import is_messages, parsed_json
 from topr_trl.importing.openai_messages import ROLE_NAMES, ROLES, message, template_columns
 from topr_trl.importing.row_table import Row
 
@@ -39,20 +39,10 @@ def _message(turn: Record) -> Row:
     return found
 
 
-def _has_turns(record: Record) -> bool:
-    turns = parsed_json(record.get("conversations"))
-    return (
-        isinstance(turns, list)
-        and bool(turns)
-        and isinstance(turns[0], dict)
-        and bool({"from", "role"} & set(turns[0]))
-    )
-
-
 FORMAT = Format(
     source="ShareGPT's conversations, as Axolotl and LLaMA-Factory read them",
     rank=3,
-    test=_has_turns,
+    test=lambda record: is_messages(parsed_json(record.get("conversations"))),
     rows=rows,
     messages="conversations",
     rewards=lambda record: rewards(record, "conversations"),

@@ -6,8 +6,6 @@ from topr_trl.importing.format import Format, Record, has
 from topr_trl.importing.openai_messages import message, row_of_run
 from topr_trl.importing.row_table import Row
 
-_ROLES = {"system": "system", "user": "user", "ai": "assistant"}
-
 
 def outcome(value: Any) -> float | None:
     """Return 1 if the tests passed, -1 if they failed, and None if they did not run."""
@@ -16,16 +14,13 @@ def outcome(value: Any) -> float | None:
 
 def rows(record: Record) -> list[Row]:
     """Return one row of messages. Return [] if there is no agent turn."""
-    messages = [
-        message({"role": _ROLES[each["role"]], "content": each["text"] or each["system_prompt"]})
-        for each in record["trajectory"]
-    ]
+    messages = [message({"role": each["role"], "content": each["text"] or each["system_prompt"]})
+                for each in record["trajectory"]]  # fmt: skip
     return row_of_run(messages, problem_id=record["instance_id"])
 
 
 FORMAT = Format(
     source="the card of nebius/SWE-agent-trajectories",
-    suffix=".parquet",
     test=has("instance_id", "target", "trajectory"),
     rows=rows,
     rewards=lambda record: {"target": outcome(record["target"])},

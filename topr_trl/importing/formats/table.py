@@ -29,7 +29,7 @@ _OF_ROWS = (TURN_REWARDS, "completion_ids", "prompt_ids", "completion_mask", "sa
 _OBJECTS, _ROLE = re.compile(r"\s*\[\s*\{\s*['\"]"), re.compile(r"['\"]role['\"]\s*:")
 
 
-def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy: str) -> str:
+def column_of(record: Mapping[str, Any], names: Sequence[str], what: str) -> str:
     """Return the name of the column with the prompt or the completion.
 
     If several columns match, return the column that comes first in `names`. Columns without a value come last, except
@@ -39,8 +39,7 @@ def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy
     Args:
         record (`Mapping[str, Any]`): Record.
         names (`Sequence[str]`): Names to look for, as `normalized` returns them. The preferred name is first.
-        what (`str`): Content of the column, for error messages.
-        remedy (`str`): Remedy for a missing column, for error messages.
+        what (`str`): Content of the column, `prompt` or `completion`, for error messages.
 
     Raises:
         NotOfFormat: no column has one of the names.
@@ -49,7 +48,10 @@ def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy
         (name for name in record if normalized(name) in names), key=lambda name: names.index(normalized(name))
     )
     if not found:
-        raise NotOfFormat(f"it has no column for the {what}; it has {', '.join(map(str, record))}. {remedy}")
+        raise NotOfFormat(
+            f"it has no column for the {what}; it has {', '.join(map(str, record))}. Set --{what}_field to the name of "
+            "the column"
+        )
     return next((name for name in found if name == names[0] or record[name] not in (None, "", [])), found[0])
 
 
@@ -187,10 +189,7 @@ def columns_of(record: Record) -> tuple[str, str]:
     Raises:
         NotOfFormat: one of the two columns is missing.
     """
-    return (
-        column_of(record, PROMPTS, "prompt", "Set --prompt_field to the name of the column"),
-        column_of(record, COMPLETIONS, "completion", "Set --completion_field to the name of the column"),
-    )
+    return column_of(record, PROMPTS, "prompt"), column_of(record, COMPLETIONS, "completion")
 
 
 def _completions(value: Any) -> list[tuple[Any, str | None]]:
@@ -247,7 +246,7 @@ def with_system(prompt: Any, system: str) -> Any:
     own = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if own and own[0]["role"] == "system":
         raise Unusable("its prompt starts with a system message, and another column has a system prompt, too")
-    return [text_or_messages([{"role": "system", "content": system}])[0], *text_or_messages(own)]  # type: ignore[index, misc]
+    return text_or_messages([{"role": "system", "content": system}, *own])
 
 
 def rewards(record: Record) -> dict[str, Any]:

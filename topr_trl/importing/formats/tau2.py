@@ -7,7 +7,7 @@ from topr_trl.data.chat_templates import thinking_of
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.completions import cut_turns, turns_of
 from topr_trl.importing.format import Format, LeftOut, Record, Unusable, has
-from topr_trl.importing.message_parts import assistant, call, other
+from topr_trl.importing.message_parts import assistant, other
 from topr_trl.importing.openai_messages import finish_reason, row_of_run
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
@@ -50,7 +50,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
         raise Unusable("its messages are audio: offline training supports only text")
     if any(each.get("context_truncation") for each in given if each["role"] == "assistant"):
         raise Unusable("its context was truncated, so later turns had a different context")
-    fixed = len(record["given"]) or int(bool(given) and given[0]["role"] == "assistant" and not _calls(given[0]))
+    is_greeted = bool(given) and given[0]["role"] == "assistant" and not given[0].get("tool_calls")
+    fixed = len(record["given"]) or int(is_greeted)
     turns = [_turn(each, n < fixed) for n, each in enumerate(given) if _is_read(each)]
     environment, agent = (inner_value(record, "info", f"{name}_info") or {} for name in ("environment", "agent"))
     policy, domain = record.get("policy") or environment.get("policy"), environment.get("domain_name")
@@ -80,16 +81,12 @@ def _choice(message: Record) -> Record:
     return choices[0]
 
 
-def _calls(message: Record) -> list[Record]:
-    return message.get("tool_calls") or []
-
-
 def _is_read(message: Record) -> bool:
     """Return whether the agent reads or writes a message."""
     role = message["role"]
     return (
         role == "assistant"
-        or (role == "user" and not _calls(message))
+        or (role == "user" and not message.get("tool_calls"))
         or (role == "tool" and message.get("requestor", "assistant") == "assistant")
     )
 
@@ -97,10 +94,9 @@ def _is_read(message: Record) -> bool:
 def _turn(message: Record, is_fixed: bool) -> Row:
     if message["role"] != "assistant":
         return other(message["role"], message["content"], tool_call_id=message.get("id"))
-    calls = [call(each["name"], each["arguments"], each.get("id")) for each in _calls(message)]
     weight = {"weight": 0} if is_fixed or message.get("content") == _STOP else {}
     thinking = inner_value(_choice(message), "message", "reasoning_content")
-    return assistant(message.get("content"), calls, thinking, **weight)
+    return assistant(message.get("content"), message.get("tool_calls") or (), thinking, **weight)
 
 
 def rewards(record: Record) -> dict[str, Any]:
@@ -111,7 +107,6 @@ def rewards(record: Record) -> dict[str, Any]:
 
 FORMAT = Format(
     source="tau2-bench (src/tau2/data_model/simulation.py, message.py)",
-    suffix=".jsonl",
     test=lambda record: (
         isinstance(record.get("simulations"), list) or has("task_id", "reward_info", "messages")(record)
     ),

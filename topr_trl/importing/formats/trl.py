@@ -54,7 +54,6 @@ def without_repeats(files: list[Path]) -> list[Path]:
 
 FORMAT = Format(
     source="TRL 0.28 to 1.16 (trl/trainer/grpo_trainer.py, GRPOTrainer.log)",
-    suffix=".parquet",
     rank=3,
     test=has("step", "prompt", "completion", "advantage"),
     rows=rows,

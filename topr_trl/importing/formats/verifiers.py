@@ -12,7 +12,9 @@ from typing import Any
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.format import CUT_TURN, Format, LeftOut, NotOfFormat, Record, Unusable, has
 from topr_trl.importing.openai_messages import message, template_columns, tools_as_json
+from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
+from topr_trl.importing.token_turns import as_rollout
 
 # Conditions that stop a run before the model has finished.
 _CUT = {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
@@ -56,8 +58,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 def _is_evaluation(trace: Record, episode: Record) -> bool:
     """Return whether a trace comes from an evaluation. prime-rl logs training and evaluation in one file."""
-    kind = (trace.get("info") or {}).get("kind")
-    return "eval" in (kind, ((episode.get("run") or {}).get("work") or {}).get("type"))
+    return "eval" in (inner_value(trace, "info", "kind"), inner_value(episode, "run", "work", "type"))
 
 
 def _rows_of_trace(trace: Record, episode: Record) -> list[Row]:
@@ -75,7 +76,6 @@ def _rows_of_trace(trace: Record, episode: Record) -> list[Row]:
     answer = data.get("answer")
     shared = {
         "reward": _reward(trace), "problem_id": None if problem is None else str(problem),
-        "rollout_id": str(trace["id"]) if len(paths) > 1 else None,
         "answer": str(answer) if isinstance(answer, str | int | float) else None,
     }  # fmt: skip
     cut = {call.get("node") for call in trace.get("calls") or () if call.get("finish_reason") == "length"}
@@ -93,7 +93,7 @@ def _rows_of_trace(trace: Record, episode: Record) -> list[Row]:
                 **{name: sampling.get(name) for name in SAMPLING},
             })  # fmt: skip
         seen |= set(path)
-    return made
+    return as_rollout(made, trace.get("id"), "a trace id")
 
 
 def _path(nodes: list[Record], leaf: int) -> list[int]:
@@ -132,18 +132,15 @@ def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | 
         return row
     ids, mask, logps = list[int](), list[int](), list[float | None]()
     for n in path:
-        node = nodes[n]
-        tokens, known_logps = len(node.get("token_ids") or ()), len(node.get("logprobs") or ())
-        sampled = node.get("mask") or ()
-        if len(sampled) != tokens or known_logps not in (0, sum(map(bool, sampled))):
-            raise Unusable(f"node {n} has {tokens} token_ids, {len(sampled)} values in mask and {known_logps} logprobs")
-        is_own = [bool(value) and n in own for value in sampled]
-        values = iter(node.get("logprobs") or ())  # one value per token with mask 1
-        for own_token, in_mask in zip(is_own, sampled, strict=True):
-            value = next(values, None) if in_mask else None
-            logps.append(value if own_token else None)
-        ids += node.get("token_ids") or ()
-        mask += map(int, is_own)
+        tokens, sampled, values = (nodes[n].get(name) or [] for name in ("token_ids", "mask", "logprobs"))
+        if len(sampled) != len(tokens) or len(values) not in (0, sum(map(bool, sampled))):
+            raise Unusable(
+                f"node {n} has {len(tokens)} token_ids, {len(sampled)} values in mask and {len(values)} logprobs"
+            )
+        of_own = iter(values if n in own else ())  # one value per token with mask 1
+        logps += [next(of_own, None) if in_mask else None for in_mask in sampled]
+        ids += tokens
+        mask += [int(bool(in_mask) and n in own) for in_mask in sampled]
     if 1 not in mask:
         return None
     first = mask.index(1)
@@ -176,7 +173,6 @@ def _finish_reason(trace: Record, call: Record) -> str:
 
 FORMAT = Format(
     source="verifiers 0.2.0 to 0.4.0 (verifiers/v1: episode.py, trace.py, graph.py); prime-rl writes the same",
-    suffix=".jsonl",
     test=lambda record: isinstance(record.get("traces"), list) or has("nodes", "rewards")(record),
     rows=rows,
     columns=(

@@ -3,13 +3,11 @@
 Before 0.1.14, the number of an example is in `id` instead of `example_id`, and the tools are in `info.oai_tools`.
 """
 
-from typing import Any
-
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record
-from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import text_or_messages, tools_as_json
+from topr_trl.importing.record_fields import value_at
 from topr_trl.importing.row_table import Row
-from topr_trl.importing.token_turns import join_turns
+from topr_trl.importing.token_turns import as_rollout, join_turns
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
@@ -36,19 +34,13 @@ def rows(record: Record) -> list[Row | LeftOut]:
     shared = {
         "problem_id": str(example), "answer": answer if isinstance(answer, str) else None,
         "finish_reason": "length" if record.get("is_truncated") else "stop",
-        "tools": tools_as_json(record.get("tool_defs") or _old_tools(record)),
+        "tools": tools_as_json(record.get("tool_defs") or value_at(record, "info.oai_tools")),
     }  # fmt: skip
     turns = record.get("trajectory") or []
     if not turns or not all(turn.get("tokens") for turn in turns):
         return [{**shared, "prompt": prompt, "completion": completion}]
-    parts = join_turns([turn["tokens"] for turn in turns])
-    rollout = str(turns[0]["trajectory_id"]) if len(parts) > 1 else None
-    return [{**shared, "prompt": prompt, "completion": completion, "rollout_id": rollout, **part} for part in parts]
-
-
-def _old_tools(record: Record) -> Any:
-    info = parsed_json(record.get("info"))
-    return info.get("oai_tools") if isinstance(info, dict) else None
+    parts = as_rollout(join_turns([turn["tokens"] for turn in turns]), turns[0].get("trajectory_id"), "a trajectory_id")
+    return [{**shared, "prompt": prompt, "completion": completion, **part} for part in parts]
 
 
 def _is_rollout(record: Record) -> bool:
@@ -58,7 +50,6 @@ def _is_rollout(record: Record) -> bool:
 
 FORMAT = Format(
     source="verifiers up to 0.3.1 (verifiers/utils/save_utils.py)",
-    suffix=".jsonl",
     rank=3,
     test=_is_rollout,
     rows=rows,

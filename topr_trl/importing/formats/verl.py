@@ -25,7 +25,6 @@ def rows(record: Record) -> list[Row]:
 
 FORMAT = Format(
     source="verl 0.5 to 0.9.1 (verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_base.py)",
-    suffix=".jsonl",
     rank=3,
     test=has("input", "output", "score", "step"),
     rows=rows,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from topr_trl.importing.calls import Envelope, format_of_exports, not_a_call
+from topr_trl.importing.calls import Envelope, format_of_exports, is_answer, not_a_call
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import LeftOut, Record, has
 from topr_trl.importing.record_fields import rewards_in, value_at, values_by_name
@@ -27,7 +27,7 @@ def calls(record: Record) -> Iterator[Record]:
               if name != "self" and not _OMITTED.fullmatch(str(value))}  # fmt: skip
     feedback = value_at(record, "summary.weave.feedback", "feedback") or []
     is_call = value_at(record, "attributes.weave.kind") == "llm" or any(
-        each.asks in inputs and isinstance(output, Mapping) and each.is_answer(dict(output)) for each in DIALECTS
+        each.asks in inputs and is_answer(each, output) for each in DIALECTS
     )
     named = values_by_name(pair for each in feedback if (pair := _rating(each)) is not None)
     yield {**record, "inputs": inputs, "output": output, "is_call": is_call, "feedback": named}

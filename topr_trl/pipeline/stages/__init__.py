@@ -8,17 +8,14 @@ import pkgutil
 from functools import cache
 from importlib import import_module
 from inspect import isclass
+from linecache import getline
 from pathlib import Path
 from typing import Any
 
 
 def descriptions() -> dict[str, str]:
     """Return the one-line help of each stage by its command, without importing the stages."""
-    found = {}
-    for command, file in modules().items():
-        with file.open(encoding="utf-8") as text:
-            found[command] = text.readline().strip().strip('"')
-    return found
+    return {command: getline(str(file), 1).strip().strip('"') for command, file in modules().items()}
 
 
 def modules() -> dict[str, Path]:

@@ -16,7 +16,6 @@ from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import ADAPTER_SETTINGS, GREEDY_HELP, RewardTestArguments, field_names
 from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stages.sample import SampleArguments
-from topr_trl.settings.checks import check_at_least
 
 REPORT = "evaluation.txt"  # file with the tables
 
@@ -26,9 +25,6 @@ class EvaluateArguments(RewardTestArguments, SampleArguments):
     """Settings of `topr evaluate`."""
 
     compare: str | None = field(default=None, metadata={"help": "Folder or file of rows of another run."})
-    num_generations_eval: int = field(
-        default=16, metadata={"help": "Number of completions per test problem (64 in the paper)."}
-    )
     greedy: bool = field(default=True, metadata={"help": GREEDY_HELP})
     split: str = "test"
 
@@ -37,7 +33,6 @@ class EvaluateArguments(RewardTestArguments, SampleArguments):
         self.dataset_name = self.dataset_name or self.test_dataset_name
         self.task = self.implied_task(self.task, self.dataset_name)
         SampleArguments.__post_init__(self)
-        check_at_least(1, self, "num_generations_eval")
 
 
 class Evaluate(Stage[EvaluateArguments]):
@@ -51,26 +46,19 @@ class Evaluate(Stage[EvaluateArguments]):
         without = ("num_generations", "split", "worker", "iteration", *ADAPTER_SETTINGS)
         return field_names(EvaluateArguments, without=without)
 
-    def sources(self) -> list[Path]:
+    def sources(self) -> dict[str, Path]:
         """Return the paths of the rows, and of the rows to compare with."""
-        return [Path(path) for path in (self.args.input, self.args.compare) if path is not None]
-
-    def _read_from(self) -> dict[str, Path]:
-        compare = {"compare": Path(self.args.compare)} if self.args.compare else {}
-        return super()._read_from() | compare
+        compare = {} if self.args.compare is None else {"compare": Path(self.args.compare)}
+        return super().sources() | compare
 
     def inputs(self) -> Json:
         """Return the rows, the rows to compare with, the threshold, and the seed of the bootstrap."""
-        assert self.args.input is not None
-        second = {"compare": manifest.fingerprint(Path(self.args.compare))} if self.args.compare else {}
-        return {
-            "input": manifest.fingerprint(Path(self.args.input)), **second, "seed": self.args.seed,
-            "pass_threshold": self.args.pass_threshold,
-        }  # fmt: skip
+        rows = {name: manifest.fingerprint(path) for name, path in self.sources().items()}
+        return {**rows, "seed": self.args.seed, "pass_threshold": self.args.pass_threshold}
 
     def make(self) -> Result:
         """Write the report, see `write_report`."""
-        args, sources = self.args, self.sources()
+        args, sources = self.args, list(self.sources().values())
         names = run_names(*sources) if len(sources) == 2 else ["estimate"]
         places = dict(zip(names, sources, strict=True))
         judged = all(in_all_shards(source, have_answers) for source in sources)

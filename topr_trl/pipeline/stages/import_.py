@@ -20,7 +20,7 @@ from topr_trl.data.tables import atomic_write, read_shard, shard_path, shards_of
 from topr_trl.importing.format import LeftOut, Placed
 from topr_trl.importing.input_settings import ALL_TURNS, LAST_TURN
 from topr_trl.importing.reading_settings import ReadingArguments
-from topr_trl.importing.record_files import count_records, files_of, parsed
+from topr_trl.importing.record_files import count_records, files_of
 from topr_trl.importing.record_rewards import UnknownLabel, numbers_in
 from topr_trl.importing.record_to_rows import Part, RecordReader, short_place
 from topr_trl.importing.row_table import to_table
@@ -34,7 +34,6 @@ from topr_trl.recording.store import recording_id, recording_in
 from topr_trl.user_warnings import printable
 
 RECORDS_PER_SHARD = 1_000
-_RECORDS_TO_INSPECT = 100  # number of records in which to look for fields that may be the reward
 _MOST_REWARDS = 6  # maximum number of distinct rewards that the summary lists
 _REWARDS = ("reward", TURN_REWARDS)  # a row has at most one of these columns
 _RECORDS_WITH_LABELS = 20_000  # number of records in which to look for other unknown labels
@@ -79,7 +78,7 @@ class Import(Stage[ImportArguments]):
         """
         args = self.args
         reader = RecordReader(args, args.source)
-        found = files_of(args.source, reader.format.suffix)
+        found = files_of(args.source)
         files = reader.format.without_repeats(found)
         shards = sum(-(-count // RECORDS_PER_SHARD) for count in count_records(files, reader.format.join))
         if not shards:
@@ -91,9 +90,8 @@ class Import(Stage[ImportArguments]):
             for shard in self.folder.glob("*-of-*.parquet"):
                 shard.unlink()
         if args.rollout_field:
-            reader.find_runs(
-                tqdm(chain.from_iterable(map(reader.records_of, files)), desc="Finding runs", unit="record")
-            )
+            all_records = chain.from_iterable(map(reader.records_of, files))
+            reader.find_runs(tqdm(all_records, desc="Finding runs", unit="record"), args.rollout_field)
         conversational: bool | None = None  # whether the first row has messages as its prompt; None until a row is read
         waiting: list[tuple[Path, Part]] = []  # shards to write once `conversational` is known
         for k, records in enumerate(
@@ -117,11 +115,11 @@ class Import(Stage[ImportArguments]):
             if conversational is None:
                 continue
             for shard, made in waiting:
-                kept = {name: value for name, value in made._asdict().items() if name not in ("rows", "places")}
+                kept = {name: value for name, value in made._asdict().items() if name != "rows"}
                 with atomic_write(_notes_file(shard)) as partial:
                     partial.write_text(json.dumps(kept))
                 if not shard.is_file():
-                    table = to_table(made.rows, made.places, reader.columns, conversational)
+                    table = to_table(made.rows, reader.columns, conversational)
                     write_shard(table, shard, {self.name: []})
             waiting.clear()
         if waiting:
@@ -131,10 +129,10 @@ class Import(Stage[ImportArguments]):
             raise ValueError(f"{args.source}: none of its records holds a completion to learn from. {why}.{remedy}")
         rows, notes = _count_columns(self.folder, reader)
         repeated = [short_place(str(file), args.source) for file in found if file not in files]
-        notes["left_out"]["repeated"] = _count_places(repeated)
+        notes["left_out"][LeftOut.REPEATED] = _count_places(repeated)
         if "reward" not in reader.columns:
-            seen = (numbers_in(parsed(raw)) for _, raw in islice(reader.records_of(files[0]), _RECORDS_TO_INSPECT))
-            notes["numbers"] = list(dict.fromkeys(chain.from_iterable(seen)))
+            numbers = chain.from_iterable(map(numbers_in, reader.first_records()))
+            notes["numbers"] = list(dict.fromkeys(numbers))
         return rows, notes
 
     @classmethod
@@ -143,25 +141,7 @@ class Import(Stage[ImportArguments]):
         return printable(_describe(done))
 
 
-# Texts for the summary, by the reason in `LeftOut` or the note of a row. A pair such as {is|are} has the forms for one
-# record and for several records.
-_LEFT_OUT = {
-    "broken": "line{|s} {is|are} not valid JSON, or contain{s an|} unpaired surrogate{|s},",
-    "copied": "call{|s} of the model {was|were} copied from an earlier session",
-    "calls": "completion{|s} without token ids {has a tool call|have tool calls} whose arguments are not valid JSON,",
-    "unrewarded": "record{|s} {has|have} no reward",
-    "unusable": "record{|s} cannot be used",
-    "empty": "completion{|s} {is|are} empty or missing",
-    "failed": "request{|s} or run{|s} failed",
-    "masked": "sample{|s} {was|were} masked in the loss",
-    "ungraded": "generation{|s} {was|were} not graded",
-    "frozen": "run{|s} come{s|} from {an agent that was|agents that were} not trained",
-    "evaluated": "run{|s} come{s|} from {an evaluation|evaluations}",
-    "where": "record{|s} {does|do} not match --where",
-    "other": "record{|s} {is not a model call|are not model calls}",
-    "tied": "pair{|s} {is a tie|are ties}, or {has|have} the same text twice,",
-    "repeated": "file{|s} repeat{s|} the previous file",
-}
+# Texts for the summary, by the note of a row. See `LeftOut.text`.
 _NOTED = {
     "several_turns": "row{|s} {has|have} several turns of the model, TURNS",
     "ends_with_user": "row{|s} end{s|} with a turn of the user, which is not learned",
@@ -171,7 +151,7 @@ _NOTED = {
     "partial": "row{|s} lack{s|} some of the --reward_fields, and get{s|} the sum of the others",
     "redacted": "row{|s} {has|have} text that --redact blanked out, and no token ids",
 }
-_TEXTS = {**{reason: f"{text} and {{is|are}} left out" for reason, text in _LEFT_OUT.items()}, **_NOTED}
+_TEXTS = {**{reason.value: f"{reason.text} and {{is|are}} left out" for reason in LeftOut}, **_NOTED}
 _TURNS = {
     ALL_TURNS: "which all get the reward of the row (if it is for the last turn alone, set --completion last_turn)",
     LAST_TURN: "and only the last turn is trained on",
@@ -207,7 +187,7 @@ def _describe(done: Json) -> str:
         lines.append(f"{turns:,} turns have rewards of their own, and {whole:,} rows have one reward.")
     if rewards := done["rewards"]:
         lines.append(_describe_rewards(rewards, "rating" if turns else "row"))
-    elif not done["filled"].get("reward"):
+    else:
         found = done.get("numbers")
         numbers = f" Fields with numbers: {', '.join(found)}." if found else ""
         lines.append("There are no rewards. Set --reward_fields to the fields with rewards, set --rewards to a file of "

@@ -14,12 +14,7 @@ from topr_trl.pipeline.settings import RowsArguments, field_names
 from topr_trl.pipeline.shards import MU_COLUMNS, columns_before, count_rows
 from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, values_of, weights_read
-from topr_trl.pipeline.trainer_of_rows import (
-    FORWARD,
-    RATIO,
-    TrainArguments,
-    trainer_of_rows,
-)
+from topr_trl.pipeline.trainer_of_rows import FORWARD, RATIO, TrainArguments, trainer_of_rows
 from topr_trl.settings.shared import LossArguments
 from topr_trl.trainers.log_mu import LOG_MU_FILE, read_log_mu
 
@@ -83,11 +78,9 @@ class ComputeLogMu(Stage[TrainArguments]):
                 mu_logps, model = read_log_mu(computed)
                 places = np.full(count_rows(self.args.source), -1)
                 places[trainer.train_dataset["row"][:]] = np.arange(len(mu_logps))
-                values = (
-                    mu_logps.take(pa.array(places, mask=places < 0)),
-                    pa.array([model] * len(places), pa.string()),
-                )
-                arrays = dict(zip(MU_COLUMNS, values, strict=True))
+                values = mu_logps.take(pa.array(places, mask=places < 0))
+                models = pa.array([model] * len(places), pa.string())
+                arrays = dict(zip(MU_COLUMNS, (values, models), strict=True))
             self.add_arrays(arrays, "Writing log μ")
         return len(trainer.train_dataset), {"sampler_distance": distance}
 

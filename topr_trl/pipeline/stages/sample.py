@@ -96,9 +96,9 @@ class Sample(Stage[SampleArguments]):
         """Return the names of all settings except `input` and the settings of adapters."""
         return field_names(SampleArguments, without=("input", *ADAPTER_SETTINGS))
 
-    def sources(self) -> list[Path]:
-        """Return [], because problems are checked when they are loaded."""
-        return []
+    def sources(self) -> dict[str, Path]:
+        """Return {}, because problems are checked when they are loaded."""
+        return {}
 
     def inputs(self) -> Json:
         """Return the problems, the weights and the sampling settings.
@@ -136,55 +136,50 @@ class Sample(Stage[SampleArguments]):
             return super().run()
         with ExitStack() as held:
             with locks.lock(self.folder):  # Wait if another process is finishing the stage.
-                part = f"-{self.args.worker.replace('/', '-of-')}"
-                held.enter_context(locks.lock(self.folder, part))
-                finished = self.begin(locks.others_work(self.folder, part))
+                held.enter_context(locks.lock(self.folder, self._part))
+                finished = self.begin()
             if not finished:
                 self._sample_shards()
         return {} if self.has_missing_shards() else super().run()
+
+    @property
+    def _part(self) -> str:
+        """Return the part of the folder that this worker locks."""
+        return "" if self.args.worker is None else f"-{self.args.worker.replace('/', '-of-')}"
+
+    def _has_results(self) -> bool:
+        # Another worker may still load its model for these settings.
+        return super()._has_results() or locks.others_work(self.folder, self._part)
 
     def make(self) -> Result:
         """Sample the missing shards."""
         self._sample_shards()
         return count_rows(self.folder), {}
 
-    def _count_shards(self, problems: Dataset) -> int:
-        """Return the number of shards that hold the completions of these problems."""
-        return -(-len(problems) // self.args.problems_per_shard)
-
-    def _missing_shards(self, worker: str | None, count: int) -> list[int]:
-        """Return the numbers of the missing shards.
-
-        Args:
-            worker (`str`, *optional*): `"k/n"` for every n-th shard, starting at k. `None` for all shards.
-            count (`int`): Number of all shards, missing or not.
-        """
-        return [k for k in _shards_of_worker(worker, count) if not shard_path(self.folder, k, count).is_file()]
+    def _paths(self, problems: Dataset) -> list[Path]:
+        """Return the paths of all shards for these problems."""
+        count = -(-len(problems) // self.args.problems_per_shard)
+        return [shard_path(self.folder, k, count) for k in range(count)]
 
     def has_missing_shards(self) -> bool:
         """Return whether the completions of any problem are missing."""
-        count = self._count_shards(load_problems(self.args, self.args.split))
-        return bool(self._missing_shards(None, count))
+        return not all(path.is_file() for path in self._paths(load_problems(self.args, self.args.split)))
 
     def _sample_shards(self) -> None:
         args, problems = self.args, load_problems(self.args, self.args.split)
-        count, size = self._count_shards(problems), args.problems_per_shard
-        missing = self._missing_shards(args.worker, count)
+        first, workers = map(int, (args.worker or "0/1").split("/"))
+        own = list(enumerate(self._paths(problems)))[first::workers]
+        missing = [(k, path) for k, path in own if not path.is_file()]
         if not missing:
             return
         check, draw = _sampler(args, stop_strings_of(args, problems))
         check(problems)  # A later error would ask for settings that do not fit the finished shards.
-        own = len(_shards_of_worker(args.worker, count))
-        progress = {"desc": f"Sampling {args.split} problems", "unit": "shard", "initial": own - len(missing)}
-        for k in tqdm(missing, total=own, **progress):
-            part = problems.select(range(k * size, min((k + 1) * size, len(problems))))
+        progress = {"desc": f"Sampling {args.split} problems", "unit": "shard", "initial": len(own) - len(missing)}
+        for k, path in tqdm(missing, total=len(own), **progress):
+            start, size = k * args.problems_per_shard, args.problems_per_shard
+            part = problems.select(range(start, min(start + size, len(problems))))
             rows = draw(part, seed_of("sample", args.seed, args.iteration, args.split, k))
-            write_shard(rows.with_format("arrow")[:], shard_path(self.folder, k, count), {self.name: []})
-
-
-def _shards_of_worker(worker: str | None, count: int) -> range:
-    first, step = map(int, (worker or "0/1").split("/"))
-    return range(first, count, step)
+            write_shard(rows.with_format("arrow")[:], path, {self.name: []})
 
 
 def _sampler(args: SampleArguments, stops: tuple[str, ...]) -> tuple[Callable[..., object], Callable[..., Dataset]]:

@@ -13,7 +13,7 @@ from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, sh
 from topr_trl.data.usable_rows import check_usable, refuse_rewards_of_turns
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import TASK_HELP, TASK_NAMES, FolderArguments, RewardArguments
-from topr_trl.pipeline.shards import columns_before, count_rows, naming, parts_of, remove_columns, stages_of
+from topr_trl.pipeline.shards import Part, columns_before, count_rows, naming, remove_columns, stages_of
 from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, task_of_rows
 from topr_trl.rewards import VERDICTS, score_completions
@@ -92,14 +92,14 @@ class Score(Stage[ScoreArguments]):
             "reward_code": self._code,
         }
 
-    def begin(self, others_work: bool = False) -> bool:
+    def begin(self) -> bool:
         """Prepare the folder, see `Stage.begin`.
 
         Remove rewards that an unfinished run computed with different reward functions, weights or code.
         """
         if self._was_begun_with_other_functions():
             remove_columns(self.folder, self.name)
-        return super().begin(others_work)
+        return super().begin()
 
     def _has_results(self) -> bool:
         return not self._was_begun_with_other_functions() and super()._has_results()
@@ -113,13 +113,11 @@ class Score(Stage[ScoreArguments]):
 
     def make(self) -> Result:
         """Score the completions of each shard. Return the number of rows, counts of verdicts, and mean rewards."""
-        parts = parts_of(self.args.source, self.folder)
         score = self._judge() if self.args.reward_funcs is None else self._reward(self.args.reward_funcs)
 
-        def scored(k: int, table: pa.Table) -> pa.Table:
-            shard, part = parts[k]
-            with naming(shard, part.start):
-                return score(table, f"Scoring {shard.name}")
+        def scored(part: Part, table: pa.Table) -> pa.Table:
+            with naming(part.file, part.rows.start):
+                return score(table, f"Scoring {part.file.name}")
 
         self.add_columns(scored, "Scoring")
         counts = dict.fromkeys((*VERDICTS, "kept"), 0)

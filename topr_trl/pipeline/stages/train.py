@@ -21,12 +21,7 @@ from topr_trl.pipeline.model_loading import ADAPTER, model_path
 from topr_trl.pipeline.settings import NOT_FOR_COMMANDS, field_names
 from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, values_of, weights_read
-from topr_trl.pipeline.trainer_of_rows import (
-    FORWARD,
-    TrainArguments,
-    last_whole_checkpoint,
-    trainer_of_rows,
-)
+from topr_trl.pipeline.trainer_of_rows import FORWARD, TrainArguments, last_whole_checkpoint, trainer_of_rows
 from topr_trl.tasks import OWN_PROMPTS
 from topr_trl.trainers.checkpoints import STATE
 from topr_trl.trainers.run_identity import compared_settings

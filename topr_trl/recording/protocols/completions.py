@@ -9,7 +9,7 @@ from typing import Any
 
 from topr_trl.recording.protocols import protocol
 from topr_trl.recording.protocols.messages import without_request_hashes
-from topr_trl.recording.protocols.protocol import Body, Protocol, are_objects, with_nulls
+from topr_trl.recording.protocols.protocol import Body, Protocol, are_objects, fits, with_nulls
 
 CHAT, TEXT = "chat/completions", "completions"
 _IDS_IN_CHOICE, _IDS_IN_ANSWER = ("token_ids", "prompt_token_ids"), ("prompt_token_ids",)
@@ -22,13 +22,15 @@ def with_token_ids(request: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
         request (`Mapping[str, Any]`): Request of the client.
         endpoint (`str`): `CHAT` or `TEXT`.
     """
-    more: dict[str, Any] = {"return_token_ids": True}
-    if endpoint == CHAT and not request.get("logprobs"):
-        more["logprobs"] = True
-        more["top_logprobs"] = 0
-    if endpoint == TEXT and request.get("logprobs") is None:
-        more["logprobs"] = 0
-    return {**request, **more}
+    if _asks_for_logps(request, endpoint):
+        return {**request, "return_token_ids": True}
+    logps = {"logprobs": True, "top_logprobs": 0} if endpoint == CHAT else {"logprobs": 0}
+    return {**request, "return_token_ids": True, **logps}
+
+
+def _asks_for_logps(request: Body, endpoint: str) -> bool:
+    logprobs = request.get("logprobs")
+    return bool(logprobs) if endpoint == CHAT else logprobs is not None
 
 
 def without_token_ids(answer: Mapping[str, Any], request: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def without_token_ids(answer: Mapping[str, Any], request: Mapping[str, Any], end
         endpoint (`str`): `CHAT` or `TEXT`.
     """
     hide_ids = not request.get("return_token_ids")
-    hide_logps = not request.get("logprobs") if endpoint == CHAT else request.get("logprobs") is None
+    hide_logps = not _asks_for_logps(request, endpoint)
     found = with_nulls(answer, *(_IDS_IN_ANSWER if hide_ids else ()))
     if isinstance(choices := answer.get("choices"), list):
         hidden = (_IDS_IN_CHOICE if hide_ids else ()) + (("logprobs",) if hide_logps else ())
@@ -61,13 +63,11 @@ def is_well_formed(answer: Mapping[str, Any]) -> bool:
 
 
 def _is_choice(choice: Any) -> bool:
-    if not isinstance(choice, Mapping) or type(choice.get("index", 0)) is not int:
-        return False
     kinds = {
         "message": Mapping, "delta": Mapping, "text": str, "logprobs": Mapping, "token_ids": list,
         "prompt_token_ids": list, "finish_reason": str,
     }  # fmt: skip
-    if not all(isinstance(choice[name], kind) for name, kind in kinds.items() if choice.get(name)):
+    if not fits(choice, **kinds) or type(choice.get("index", 0)) is not int:
         return False
     body = choice.get("message") or choice.get("delta") or {}
     calls = body.get("tool_calls") or []
@@ -75,10 +75,7 @@ def _is_choice(choice: Any) -> bool:
 
 
 def _is_tool_call(call: Any) -> bool:
-    function = (call.get("function") or {}) if isinstance(call, Mapping) else None
-    return isinstance(function, Mapping) and all(
-        isinstance(function.get(name) or "", str) for name in ("name", "arguments")
-    )
+    return fits(call, function=Mapping) and fits(call.get("function") or {}, name=str, arguments=str)
 
 
 def messages(request: Body) -> list[Body] | None:
@@ -91,17 +88,28 @@ def messages(request: Body) -> list[Body] | None:
     return without_request_hashes(found) if are_objects(found) else None
 
 
-def prompt_of(request: Mapping[str, Any], choice: int) -> Any:
+def prompts_of(request: Body) -> list[Any]:
+    """Return the prompts of a request: texts or lists of token ids. A list of numbers is one prompt.
+
+    Args:
+        request (`Body`): Request for text completions, with one prompt or several.
+    """
+    prompt = request.get("prompt")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        return prompt
+    return [prompt]
+
+
+def prompt_of(request: Body, choice: int) -> Any:
     """Return the prompt of a choice: text or token ids. Servers number the choices of the first prompt first.
 
     Args:
-        request (`Mapping[str, Any]`): Request for text completions, with one prompt or several.
+        request (`Body`): Request for text completions, with one prompt or several.
         choice (`int`): Number of the choice, from 0.
     """
-    prompt, n = request.get("prompt"), request.get("n") or 1
-    if not isinstance(prompt, list) or not isinstance(n, int) or choice // n >= len(prompt):
-        return prompt
-    return prompt if isinstance(prompt[0], int) else prompt[choice // n]  # A list of numbers is one prompt.
+    prompts, n = prompts_of(request), request.get("n") or 1
+    is_known = isinstance(n, int) and choice // n < len(prompts)
+    return prompts[choice // n] if is_known else request.get("prompt")
 
 
 class Assembler(protocol.Assembler):

@@ -79,15 +79,15 @@ def are_objects(value: Any) -> TypeGuard[list[Body]]:
     return isinstance(value, list) and all(isinstance(each, Mapping) for each in value)
 
 
-def fits(value: Any, **kinds: type | tuple[type, ...]) -> bool:
-    """Return whether a value is an object whose fields have the given types. Missing and null fields are fine.
+def fits(value: Any, **kinds: type) -> bool:
+    """Return whether a value is an object whose fields have the given types. Missing and empty fields are fine.
 
     Args:
         value (`Any`): JSON value.
         **kinds (`type`): Types by name of the field.
     """
     return isinstance(value, Mapping) and all(
-        isinstance(value[name], kind) for name, kind in kinds.items() if value.get(name) is not None
+        isinstance(value[name], kind) for name, kind in kinds.items() if value.get(name)
     )
 
 

@@ -42,18 +42,14 @@ def with_rows(
         "topr_fresh": torch.ones_like(ids_FT[:, 0], dtype=torch.bool),
         **{name: value for name, value in batch.items() if value is not None},
     }
-    if "importance_sampling_ratio" in batch:  # The loss sets it to 1. One value per row fits any width.
-        batch["importance_sampling_ratio"] = torch.ones_like(ids_FT[:, :1], dtype=torch.float32)
     if not all(bool(row.written.all()) for row in rows):
         batch.setdefault("tool_mask", torch.ones_like(ids_FT))
     for name, values in batch.items():
-        if values.dim() == 0:
-            continue
-        own = _column(name, rows, pad_token_id, multiple)
-        if values.dim() == 2:
-            width = max(values.size(1), own.size(1))
-            values, own = (_widened(name, tensor, width, pad_token_id) for tensor in (values, own))
-        batch[name] = torch.cat([values, own.to(values)])
+        if values.dim() == 1:
+            own = torch.tensor([_COLUMNS[name](row) for row in rows])
+            batch[name] = torch.cat([values, own.to(values)])
+        elif values.dim() == 2:
+            batch[name] = _padded(name, [*values, *map(_COLUMNS[name], rows)], pad_token_id, multiple)
     return batch
 
 
@@ -73,7 +69,9 @@ def batch_of(
             Pad prompts and completions to a multiple of this number of tokens. `None` pads to the longest one.
     """
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-    return {name: _column(name, rows, pad_token_id, multiple).long().to(device) for name in names}
+    return {
+        name: _padded(name, list(map(_COLUMNS[name], rows)), pad_token_id, multiple).long().to(device) for name in names
+    }
 
 
 # Value of a replayed row in each column of a generation batch that has one entry per row.
@@ -85,7 +83,6 @@ _COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
     "tool_mask": lambda row: row.written,
     "old_per_token_logps": lambda row: row.mu_logps,
     "sampling_per_token_logps": lambda row: row.mu_logps,
-    "importance_sampling_ratio": lambda row: torch.ones(1),
     "advantages": lambda row: 0.0,  # After TRL's forward pass, w · R replaces it.
     "topr_rewards": lambda row: row.reward,
     "topr_rows": lambda row: row.number,
@@ -93,28 +90,10 @@ _COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
 }
 
 
-def _column(name: str, rows: list[ReplayRow], pad_token_id: int, multiple: int | None) -> Tensor:
-    """Return a column of a batch for K rows, on the CPU, with shape (K,) or (K, T)."""
-    values = [torch.as_tensor(_COLUMNS[name](row)) for row in rows]
-    if values[0].dim() == 0 or name == "importance_sampling_ratio":
-        return torch.stack(values)
-    return pad(values, _fill(name, pad_token_id), _side(name), pad_to_multiple_of=multiple)
+def _padded(name: str, values: list[Tensor], pad_token_id: int, multiple: int | None) -> Tensor:
+    """Return the rows of a column as a tensor of shape (N, T), padded as in TRL's batches.
 
-
-def _widened(name: str, values: Tensor, width: int, pad_token_id: int) -> Tensor:
-    """Pad a column from shape (N, T) to (N, width)."""
-    missing = width - values.size(1)
-    sides = (missing, 0) if _side(name) == "left" else (0, missing)
-    return torch.nn.functional.pad(values, sides, value=_fill(name, pad_token_id))
-
-
-def _fill(name: str, pad_token_id: int) -> float:
-    """Return the value that pads a column, as in TRL's batches."""
-    if name.endswith("_ids"):
-        return pad_token_id
-    return 1 if name == "tool_mask" else 0
-
-
-def _side(name: str) -> str:
-    """Return the side on which a column is padded. TRL pads prompts on the left and completions on the right."""
-    return "left" if name.startswith("prompt") else "right"
+    TRL pads prompts on the left and completions on the right.
+    """
+    fill = pad_token_id if name.endswith("_ids") else int(name == "tool_mask")
+    return pad(values, fill, "left" if name.startswith("prompt") else "right", pad_to_multiple_of=multiple)

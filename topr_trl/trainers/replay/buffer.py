@@ -62,7 +62,7 @@ class ReplayBuffer:
 
     ```python
     >>> import torch
-    >>> from topr_trl.trainers.replay import ReplayBuffer, ReplayRow
+    >>> from topr_trl.trainers.replay.buffer import ReplayBuffer, ReplayRow
 
     >>> ids = torch.tensor([1, 2], dtype=torch.int32)
     >>> row = ReplayRow(ids, ids, written=ids > 0, mu_logps=-torch.ones(2), reward=-1.0, number=0, step=0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -18,15 +19,9 @@ from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.shared import REPLAYED_BATCHES
 from topr_trl.trainers.log_mu import check_fingerprints
 from topr_trl.trainers.messages import say
-from topr_trl.trainers.replay import (
-    ReplayBuffer,
-    ReplayRow,
-    batch_of,
-    check_columns,
-    logged_rows,
-    read_logged,
-    with_rows,
-)
+from topr_trl.trainers.replay.batches import batch_of, check_columns, with_rows
+from topr_trl.trainers.replay.buffer import ReplayBuffer, ReplayRow
+from topr_trl.trainers.replay.logged_rows import logged_rows, read_logged
 from topr_trl.user_warnings import warn_user
 
 
@@ -123,7 +118,7 @@ class Replay:
         self._settle()
         if step == 0:
             self._compute_log_mu()
-        kept = self._of_all(len(buffer))
+        kept = gather_object([len(buffer)])  # one number per process
         count = steps * min(args.rows_again(fresh // steps), min(kept) // steps)
         rows = buffer.draw(count, [args.seed, trainer._rows_made, trainer.accelerator.process_index])
         buffer.begin(batch, step)
@@ -133,7 +128,7 @@ class Replay:
         metrics["topr/replay/share"].append(count * processes / trained if trained else 0.0)
         if not rows:
             return batch
-        metrics["topr/replay/age"].append(sum(self._of_all(sum(step - row.step for row in rows))) / count / processes)
+        metrics["topr/replay/age"].append(sum(gather_object([step - row.step for row in rows])) / count / processes)
         # With `topr_scale`, the loss is the mean over the chosen and the replayed rows.
         scale = (fresh + count) * processes / trained
         batch = with_rows(batch, rows, trainer._tokenizer.pad_token_id, args.pad_to_multiple_of)
@@ -153,7 +148,7 @@ class Replay:
         blank = ReplayRow(one, one, one == pad, torch.zeros(1), reward=0.0, number=0, step=0)
         # With sharded weights, all processes must run the same number of forward passes. A process without rows uses
         # `blank`, a row of padding.
-        starts = range(0, max(self._of_all(len(unknown))), size)
+        starts = range(0, max(gather_object([len(unknown)])), size)
         computed: dict[int, Tensor] = {}
         was_training = trainer.model.training
         trainer.model.eval()
@@ -168,12 +163,6 @@ class Replay:
             computed |= {row.number: logps_T for row, logps_T in zip(rows, logps_BT.float().cpu(), strict=False)}
         trainer.model.train(was_training)
         self.buffer.set_log_mu(computed)
-
-    def _of_all(self, number: int) -> list[int]:
-        """Return the numbers that all processes pass, in the order of the processes."""
-        accelerator = self._trainer.accelerator
-        numbers: list[int] = accelerator.gather(torch.tensor([number], device=accelerator.device)).tolist()
-        return numbers
 
     def save(self, checkpoint: str) -> None:
         """Save the buffer of this process in a checkpoint."""
@@ -196,7 +185,7 @@ class Replay:
         trainer = self._trainer
         process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
         files = _replay_files(checkpoint)
-        saved = max(self._of_all(max(files, default=-1) + 1))  # number of processes that saved buffers
+        saved = max(gather_object([max(files, default=-1) + 1]))  # number of processes that saved buffers
         wanted = [process] if saved == processes else range(saved)
         trainer._row_log.discard("replay")
         states = [_read_rows(files[number]) for number in wanted if number in files]
@@ -208,7 +197,7 @@ class Replay:
             self.buffer.load({"rows": rows if saved == processes else rows[process::processes]})
         else:  # Missing log μ cannot be computed, because the starting weights are gone.
             self.buffer.remove(self.buffer.without_log_mu(trainer.args.limits))
-        trainer._rows_made = max(self._of_all(max((s["rows_made"] for s in states), default=trainer._rows_made)))
+        trainer._rows_made = max(gather_object([state["rows_made"] for state in states] or [trainer._rows_made]))
 
 
 def _replay_files(checkpoint: str) -> dict[int, Path]:

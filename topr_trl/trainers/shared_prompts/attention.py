@@ -22,14 +22,8 @@ from topr_trl.trainers.shared_prompts.layout import LEAST_SAVED, Layout, build_l
 _ATTENTION = ("sdpa", "eager")  # attention implementations that `_attention` can replace
 _NAME = "shared_prompts_"  # prefix of the name under which `_attention` is registered
 _INSTALLED = "_topr_shared_prompts"  # attribute of a model that stores its `SharedPrompts`
-_FIELDS = (
-    "log_probs",
-    "entropy",
-    "log_sum_sq_probs",
-    "mean_logits",
-    "is_top1",
-)  # outputs of TRL's fused head with a value per token
-
+# Outputs of TRL's fused head with a value per token.
+_FIELDS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 
 # Layout of the forward pass that is running, or None if it does not share prompts.
 _active: ContextVar[Layout | None] = ContextVar("shared_prompts", default=None)

@@ -4,7 +4,6 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +81,13 @@ def read_documents(path: Path) -> Iterator[tuple[int, Any]]:
         path (`Path`): JSON file, compressed or not.
 
     Raises:
-        ValueError: the file is not UTF-8, is not valid JSON, is nested too deeply, or has a record that is longer than
+        UnicodeDecodeError: the file is not UTF-8.
+        ValueError: the file is not valid JSON, is nested too deeply, or has a record that is longer than
             `LONGEST`. Complete records before invalid JSON are yielded first.
         OSError: the file cannot be read or decompressed.
     """
     decoder, text, place, in_array, arrays, done = json.JSONDecoder(), "", 0, False, 0, 0
-    with _utf8(path), io.TextIOWrapper(io.BufferedReader(pa.input_stream(path)), "utf-8", newline="") as file:
+    with io.TextIOWrapper(io.BufferedReader(pa.input_stream(path)), "utf-8", newline="") as file:
         text = file.read(_CHUNK).lstrip("\ufeff" + _SPACE)
         wanted = _CHUNK
         while True:
@@ -124,11 +124,3 @@ def read_documents(path: Path) -> Iterator[tuple[int, Any]]:
                 yield from ((arrays, item) for item in value)
             else:
                 yield arrays, value
-
-
-@contextmanager
-def _utf8(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error.reason}). Save it as UTF-8.") from None
