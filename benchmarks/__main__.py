@@ -79,10 +79,9 @@ def main() -> None:
         for other in results_page.PAGES[1:]:
             results_page.write(store, other, template=other)
         real_page.write(real_page.PAGE)
-        with suppress(cells.Unfinished):
-            pictures.draw_long_completions(store, results_page.LONG_PICTURE)
-        with suppress(cells.Unfinished):
-            pictures.draw_wrong_answers(store, results_page.AGREEMENT_PICTURE)
+        for name, draw in pictures.PICTURES.items():
+            with suppress(cells.Unfinished):
+                draw(store, HERE.parent / "docs" / "results" / name)
     print(f"Written: {os.path.relpath(tables)}, {os.path.relpath(page)}")
 
 

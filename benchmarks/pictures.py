@@ -1,4 +1,4 @@
-"""Draw the pictures of the page of results: long completions, and wrong answers over iterations."""
+"""Draw the pictures of the page of results."""
 
 from pathlib import Path
 
@@ -8,7 +8,16 @@ from matplotlib.figure import Figure
 
 from benchmarks.cells import Store, Unfinished
 from benchmarks.experiments import wrong_answers
-from benchmarks.experiments.long_completions import MEASURED_AT, SESSIONS, TOKENS, Setting, of_setting
+from benchmarks.experiments.long_completions import (
+    GOOD,
+    MEASURED_AT,
+    SESSIONS,
+    SHARES_RIGHT,
+    TOKENS,
+    Setting,
+    measure,
+    of_setting,
+)
 from benchmarks.statistics import interval, over_seeds
 from topr_trl.evaluation.figure_style import DPI, LOOK, POSITIVE, PREFIX, SEGMENT, TOPR, WIDTH
 
@@ -60,6 +69,34 @@ def _figure_of(store: Store, lengths: list[int]) -> Figure:
     return figure
 
 
+def draw_good_sessions(store: Store, path: Path) -> None:
+    """Draw accuracy after training by the share of right answers in good sessions of 640 tokens.
+
+    Raises:
+        Unfinished: a setting has not been run by all methods.
+    """
+    settings = [Setting(16), *GOOD]
+    shares = [100 * SHARES_RIGHT[setting.mistakes][0] for setting in settings]
+    names = ("segment", "sequence (TOPR)", "positives repeated")
+    if not all(of_setting(setting).has_all_seeds(store, name) for setting in settings for name in names):
+        raise Unfinished("not all shares have been run")
+    with rc_context(LOOK):
+        figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        for panel, (shown, title) in zip(panels, {"pass@1": "sampled, %", "greedy": "greedy, %"}.items(), strict=True):
+            for name in names:
+                ends = [of_setting(one).measured(store, name, measure(MEASURED_AT[-1], shown)) for one in settings]
+                found = [over_seeds(end) for end in ends]
+                panel.errorbar(
+                    shares, [100 * one.mean for one in found], [100 * one.half for one in found],
+                    color=STYLES[name][0], marker="o", markersize=4, capsize=2, label=name,
+                )  # fmt: skip
+            panel.set(title=title, xlabel="right answers in good completions, %", xticks=shares, ylim=(-3, 103))
+            panel.grid(axis="y")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        figure.savefig(path, dpi=DPI)
+
+
 def _is_finished(store: Store, parts: int) -> bool:
     """Return whether all seeds of the drawn methods have been run with this number of answers."""
     return all(of_setting(Setting(parts)).has_all_seeds(store, name) for name in STYLES)
@@ -99,3 +136,9 @@ def draw_wrong_answers(store: Store, path: Path) -> None:
         figure.supylabel("unsolved problems solved, %", fontsize=9)
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         figure.savefig(path, dpi=DPI)
+
+
+PICTURES = {
+    "long_completions.png": draw_long_completions, "good_sessions.png": draw_good_sessions,
+    "wrong_answers.png": draw_wrong_answers,
+}  # fmt: skip

@@ -36,8 +36,6 @@ from benchmarks.statistics import Interval, difference, over_problems, over_seed
 
 PAGE, CHOICE_PAGE = (HERE.parent / "docs" / name for name in ("results.md", "which_method.md"))
 PAGES = (PAGE, CHOICE_PAGE, HERE.parent / "README.md")
-AGREEMENT_PICTURE = HERE.parent / "docs" / "results" / "wrong_answers.png"
-LONG_PICTURE = HERE.parent / "docs" / "results" / "long_completions.png"
 
 
 def write(store: Store, page: Path = PAGE, real: Store | None = None, template: Path = PAGE) -> Path:
