@@ -133,7 +133,7 @@ VERSIONS_CHANGE = tests/test_contract.py tests/settings tests/generation/test_se
 		evaluation_before_and_after_training peft mixture_of_experts the_model_card_tells_of_the_rows) \
 	$(patsubst %,tests/trainers/test_online.py::test_%,every_parameter_moves_and_every_metric_is_there \
 		gradient_is_that_of_the_pure_loss iterable_dataset_and_evaluation peft_trains_the_adapter_alone reward_model vision \
-		rollout_function_with_tokens_of_an_environment sampler_log_mu_is_used_and_the_correction_is_not \
+		rollout_function_with_tokens_of_an_environment sampler_log_mu_is_used \
 		table_of_completions_shows_our_rewards model_card_names_the_paper)
 PYTEST_MIN = OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 test-versions: .venv-min/.ready

@@ -99,7 +99,10 @@ class Experiment:
         return self._results(store, method, best) if best else {}
 
     def measured(self, store: Store, method: str, shown: str = "") -> Measured:
-        """Return the values of `shown` by seed, with errors, for the best choice for this or the last measure."""
+        """Return the values of `shown` by seed, with errors, for the best choice.
+
+        The choice is best by `shown`, or by the last measure if `shown` is not a measure.
+        """
         shown = shown or self.measures[0]
         found = self.ends(store, method, shown if shown in self.measures else self.measures[-1])
         # These errors are over problems. All seeds have the same ones, so more seeds do not narrow them.

@@ -100,7 +100,7 @@ def texts(found: Mapping[str, Callable[[], Found]]) -> Texts:
 
 
 def bold(text: str, is_bold: bool) -> str:
-    """Return a text, which is bold if `is_bold` is set."""
+    """Return the text in bold if `is_bold` is set, else unchanged."""
     return f"**{text}**" if is_bold else text
 
 

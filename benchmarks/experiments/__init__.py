@@ -1,7 +1,7 @@
 """Experiments: methods, learning rates, seeds, and functions that run a cell.
 
-A module has `experiments(store)` or `cells(profile, store)`, and `work(cell, profile)`, which runs a cell. `QUICK` are
-the cells of the quick profile, if there are any. An experiment may need results of the experiments before it.
+A module has `experiments(store)` or `cells(profile, store)`, and `work(cell, profile)`, which runs a cell. A module
+with cells for the quick profile lists them in `QUICK`. An experiment may need results of the experiments before it.
 """
 
 from types import ModuleType

@@ -95,6 +95,7 @@ def brought(given: str, words: str, mu: list[Any], settings: dict[str, Any] | No
 # fmt: off
 LOG_MU = [
     brought("a NaN", "row 4, log μ, nan, drop", ones(float("nan"), 4, -5.0)),
+    brought("a completion of probability 0", "row 4, log μ, -inf, drop", ones(float("-inf"), 4, -5.0)),
     brought("sums, and `ratio_level='segment'`", "row 2, ratio_level='segment', each token, sum, drop", [-5.0] * 8,
         {"ratio_level": "segment"}),
 ]

@@ -32,6 +32,8 @@ CASES = [
     (["curate", "--baseline", "man"], "baseline must be a number or one of mean, "),
     (["iterate", "--sampling_backend", "vlm"], "sampling_backend must be one of transformers, vllm"),
     (["trial", "--decode", "greed"], "decode must be one of greedy, sample"),
+    (["trial", "--test_by", "answer"], "test_by must be one of auto, "),
+    (["sample", "--split", "tests"], "split must be one of train, test"),
 ]
 
 

@@ -22,6 +22,11 @@ def test_ids_are_joined_as_rows_are_tokenized(tokenizer, ids):
     assert joined.column_names == ["mu_logps", "input_ids", "prompt_length"]
 
 
+def test_log_probabilities_that_are_null_mark_context_beside_text_too(tokenizer):
+    row = {"prompt": "1", "completion_ids": [5, 6, 7], "sampler_logps": [-1.0, None, -2.0]}
+    assert tokenize_row(row, tokenizer).completion_mask == [True, False, True]
+
+
 @pytest.mark.parametrize("wrong", [None, True, "1", 2**31])
 def test_a_list_that_holds_no_ids_is_refused(tokenizer, wrong):
     for row in ({"prompt": "a", "completion": [5, wrong]}, {"prompt": [5, wrong], "completion": "a"}):

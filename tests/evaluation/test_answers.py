@@ -137,13 +137,14 @@ def test_an_empty_answer_is_none():
         ({"extracted": None}, "missing: extracted"),
         ({"level": [1, 2, 3, 2]}, "same `level`"),
         ({"score": [1.0, None, 0.5, 0.5]}, "`score` .*row 1 .*None.* drop"),
+        ({"score": ["1", "0.5", "0", "1"]}, "`score` .*row 0 .*'1'"),
         ({name: [] for name in ROWS}, "no row"),
         ({"extracted": [1, 2, 3, 4]}, "`extracted` .*row 0 .*1"),
         ({"answer": [1, 2, 1, 2]}, "`answer` .*row 0 .*1"),
         ({"problem_id": [[3], [8], [3], [8]]}, r"`problem_id` .*row 0 .*\[3\]"),
         ({"level": [["1"]] * 4}, r"`level` .*row 0 .*\['1'\]"),
         ({"temperature": ["1"] * 4}, "`temperature` .*row 0 .*'1' .*drop"),
-        ({"verdict": ["correct", None] * 2}, "`verdict` .*row 1 .*None"),
+        ({"verdict": ["correct", "wrong"] * 2}, "`verdict` .*row 1 .*'wrong'"),
     ],
 )
 def test_bad_rows(columns, message):

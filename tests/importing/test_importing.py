@@ -124,6 +124,8 @@ def test_files_of_a_folder_with_other_suffixes(tmp_path):
     run = lines(tmp_path / "run" / "1" / "1.traj.json", [record(0)])
     (tmp_path / "run" / "preds.json").write_text("{}")
     assert files_of(tmp_path / "run") == [run]
+    older = lines(tmp_path / "older" / "1" / "a.traj", [record(0)])
+    assert files_of(tmp_path / "older") == [older]
     for n, name in enumerate(("a.jsonl", "B.JSONL")):
         lines(tmp_path / "log" / name, [record(n)])
     assert len(imported(tmp_path / "log", tmp_path / "rows")) == 2
@@ -132,6 +134,13 @@ def test_files_of_a_folder_with_other_suffixes(tmp_path):
         with pytest.raises(ValueError, match=rf"must hold only \.jsonl .*it has \{other.suffix} files"):
             imported(tmp_path / "log", tmp_path / "others")
         other.unlink()
+
+
+def test_a_folder_of_a_table_and_other_records(tmp_path):
+    (tmp_path / "table.csv").write_text("question,answer,score\na,b,1\n")
+    (tmp_path / "log.json").write_text(json.dumps([record(0)]))
+    with pytest.raises(ValueError, match=r"must hold only \.csv .*it has \.json files"):
+        files_of(tmp_path)
 
 
 def test_a_folder_of_parquet_files_and_a_description(tmp_path):
@@ -148,7 +157,7 @@ def test_hidden_copies_of_other_programs_are_not_read(tmp_path):
     (tmp_path / ".log" / "._1.jsonl").write_bytes(b"\0\5\x16\7Mac OS X\xff")
     assert len(imported(tmp_path / ".log", tmp_path / "rows")) == 1
     (tmp_path / ".log" / "1.jsonl").unlink()
-    with pytest.raises(ValueError, match=r"\.log must hold only JSON, CSV or parquet files .*\. Choose"):
+    with pytest.raises(ValueError, match=r"\.log must hold only JSON, CSV or parquet files.*\. Choose"):
         imported(tmp_path / ".log", tmp_path / "other")
 
 

@@ -81,6 +81,7 @@ def test_the_field_of_the_messages_is_found_in_each_record(tmp_path):
         ("[1, 2]", "its first record is a number"),
         (b'[{"a": "\xff\xff\xff\xff"}]', "UTF-8"),
         ("", "has no record"),
+        ("hello\nworld", "none of its first lines is JSON"),
     ],
 )
 def test_unreadable_input(tmp_path, text, words):

@@ -244,7 +244,8 @@ def test_instructions_of_a_request_that_are_not_read(read):
 @pytest.mark.parametrize(
     "flag",
     [{"weight": 0}, {"loss": False}, {"is_demo": True}, {"isDemo": True}, {"no_loss": True},
-     {"metadata": {"is_demo": 1}}, {"type": "demo"}, {"tags": ["few_shot"]}],
+     {"train": False}, {"loss_mask": 0}, {"few_shot": True}, {"metadata": {"is_demo": 1}}, {"type": "demo"},
+     {"tags": ["few_shot"]}],
 )  # fmt: skip
 def test_marked_turns_are_context(read, flag):
     record = {"messages": [USER, {**EARLIER, **flag}, AGAIN, {"role": "assistant", "content": "12"}]}

@@ -155,6 +155,7 @@ def test_launchers_that_lack_something_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("config", "remedy"),
     [
+        ({"fsdp_config": {"fsdp_state_dict_type": "LOCAL_STATE_DICT"}}, "Set SHARDED_STATE_DICT"),
         ({"fsdp_config": {"fsdp_version": 2}}, ""),  # its checkpoints are sharded, and its final weights whole
         ({"deepspeed_config": {"zero_stage": 3, "zero3_save_16bit_model": False}}, "zero3_save_16bit_model: true"),
         ({"deepspeed_config": {"deepspeed_config_file": "zero.json"}}, "stage3_gather_16bit_weights_on_model_save"),

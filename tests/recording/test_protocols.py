@@ -288,6 +288,12 @@ def test_malformed_events_and_answers_are_passed_on(running, endpoint, bad):
     assert httpx.get(f"{running.address}/rollouts").status_code == 200
 
 
+def test_a_stream_that_ends_without_an_answer_has_failed(running):
+    given = {"model": "m", "messages": [], "raw": {"model": "m", "done": True}, "stream": True}
+    httpx.post(f"{running.address}/{path_of('api/chat')}", json=given)
+    assert call_of(running)["state"] == "failed"
+
+
 @pytest.mark.parametrize("given", ["text", [1], [None], [{"role": "assistant", "content": 5, "tool_calls": 7}], {}, 3])
 @pytest.mark.parametrize("endpoint", NEW)
 def test_malformed_messages_are_passed_on(running, endpoint, given):

@@ -221,6 +221,13 @@ def test_answers_are_checked_before_a_judge_is_called(rows, monkeypatch):
         reward_completions(rows, lambda texts, truths: pytest.fail("called"))
 
 
+@pytest.mark.parametrize("verdict", [1.0, ("good", "7")])
+def test_a_judge_must_return_verdicts(rows, verdict):
+    rows = rows.rename_column("target", "answer")
+    with pytest.raises(ValueError, match=r"for completion 0.*correct, incorrect, invalid"):
+        reward_completions(rows, lambda texts, truths: [verdict] * len(texts))
+
+
 def test_weights_and_names(rows):
     with pytest.raises(ValueError, match="1 values, and reward_funcs has 2"):
         reward_completions(rows, [length, later], [1.0])

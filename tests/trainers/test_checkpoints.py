@@ -1,12 +1,15 @@
+import errno
 import resource
 import shutil
 from contextlib import contextmanager
+from traceback import StackSummary
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -124,6 +127,28 @@ def test_a_checkpoint_of_deepspeed_is_resumed_only_with_deepspeed(tmp_path):
     check_resumable(tmp_path, is_deepspeed=True)
     with pytest.raises(ValueError, match=r"no optimizer and no schedule state.*with DeepSpeed"):
         check_resumable(tmp_path, is_deepspeed=False)
+
+
+def test_a_checkpoint_of_fsdp_is_resumed_with_its_own_type(tmp_path):
+    for name in ("optimizer_0", "pytorch_model_fsdp_0"):
+        (tmp_path / name).mkdir()
+    for name in ("rng_state_0.pth", "scheduler.pt"):
+        (tmp_path / name).touch()
+    (tmp_path / "trainer_state.json").write_text("{}")
+    check_resumable(tmp_path, False, "SHARDED_STATE_DICT")
+    with pytest.raises(
+        ValueError, match=r"this run uses FULL_STATE_DICT\. Set fsdp_state_dict_type: SHARDED_STATE_DICT"
+    ):
+        check_resumable(tmp_path, False, "FULL_STATE_DICT")
+
+
+def test_a_full_disk_during_a_sharded_checkpoint(tmp_path):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        pytest.raises(OSError, match=rf"{tmp_path} cannot be written: .*No space left.* Make room"),
+        writing_to(tmp_path),
+    ):
+        raise CheckpointException("", {1: (full, StackSummary())})
 
 
 def test_fingerprint(model):

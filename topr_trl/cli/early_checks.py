@@ -56,6 +56,7 @@ def check_early(
     is_imported = any(values.get(name) is not None for name in IMPORT_SETTINGS)
     if command in _USES and rows is not None and not is_imported:
         by_functions = "reward_funcs" in values and _USES[command] != "train"
+        # Commands with the setting `format` also read files of other systems.
         _check_columns(Path(str(rows)), _USES[command], by_functions, may_import="format" in names)
 
 

@@ -76,8 +76,9 @@ DEFAULT = Tags("<think>", "</think>")
 def remembered(probe: Probe) -> Probe:
     """Keep the results of a function of a tokenizer, because many rows need the same result.
 
-    The function can have further arguments, such as options of the chat template. They are compared as JSON text. Its
-    result may depend on the tokens and on the template, so it is computed again after either has changed.
+    The function can have further arguments by position, such as options of the chat template. They are compared as JSON
+    text, and the function gets them as read from this text. Its result may depend on the tokens and on the template, so
+    it is computed again after either has changed.
     """
 
     @lru_cache(maxsize=64)

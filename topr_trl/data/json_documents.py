@@ -1,4 +1,4 @@
-"""Read JSON files that do not have one record per line: arrays of records, and documents that span several lines."""
+"""Read JSON files of any layout: a record per line, arrays of records, and documents that span several lines."""
 
 import io
 import json

@@ -147,7 +147,7 @@ def best_estimate(samples: RewardSamples, k: int) -> RewardEstimate:
 
 
 def passed(samples: RewardSamples, pass_threshold: float) -> NDArray[np.bool_]:
-    """Return whether the reward of each sample is at least the threshold, shape (P, S). NaN is not."""
+    """Return whether each sample passes, shape (P, S). A sample without a reward does not pass."""
     return np.nan_to_num(samples.rewards_PS, nan=-np.inf) >= pass_threshold
 
 

@@ -87,7 +87,7 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
         if dataset:
             card.data.eval_results = results_metadata(list(evaluations.values())[-1], dataset)
     elif PICTURE in card.text:
-        files[PICTURE] = _readme_of(folder).with_name(PICTURE)
+        files[PICTURE] = _readme_of(folder).with_name(PICTURE).read_bytes()
     files[README] = str(card).encode()
     return Upload(folder, "model", files, _WANTED)
 

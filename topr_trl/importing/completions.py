@@ -159,7 +159,7 @@ def turns_of(row: Row) -> int:
 
 
 def check_last_turn(row: Row) -> None:
-    """Check that `last_turn` can cut a row.
+    """Check that a row can be cut to its last turn.
 
     Raises:
         Unusable: the row is one of several rows of a run, or its messages do not show where the last turn starts.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topr_trl.importing.format import NotOfFormat, Record
-from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.message_parts import is_messages, parsed_json
 
 
 def field_value(record: Record, path: str, error: type[NotOfFormat]) -> Any:
@@ -167,7 +167,7 @@ def _as_part(name: str, value: Any) -> str | list[Any]:
         return "\n".join(f"{key}: {each}" for key, each in value.items() if each not in (None, ""))
     if not isinstance(value, list):
         return _as_text(name, value)
-    if value and all(isinstance(each, Mapping) and {"role", "from"} & set(each) for each in value):
+    if is_messages(value):
         return value
     if value and all(isinstance(each, list) and len(each) == 2 for each in value):
         roles = ("user", "assistant")

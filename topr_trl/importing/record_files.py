@@ -37,21 +37,21 @@ def files_of(path: Path) -> list[Path]:
         path (`Path`): Folder or file. In a folder, the first of `SUFFIXES` with files is used.
 
     Raises:
-        ValueError: the folder has no such file, has files of several kinds, or has a file and its compressed copy.
+        ValueError: the folder has no such file, has files with several suffixes of `_ALONE`, or has a file and its
+            compressed copy.
     """
     if path.is_file():
         return [path]
     suffix = next((kind for kind in SUFFIXES if _files_in(path, kind)), "JSON, CSV or parquet")
-    found, *others = (_files_in(path, kind) for kind in (suffix, *sorted(set(_OWN_FORMAT) - {suffix})))
+    alone = {*_ALONE, *([".json"] if suffix in (".csv", ".tsv") else [])}  # a table has no metadata files
+    found, *others = (_files_in(path, kind) for kind in (suffix, *sorted(alone - {suffix})))
     kinds = {_uncompressed(files[0]).suffix for files in others if files}
     if not found:
         files = (file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
         kinds = {_uncompressed(file).suffix for file in files} - {""}
     if not found or kinds:
         more = f"; it has {' and '.join(sorted(kinds))} files" if kinds else ""
-        raise ValueError(
-            f"{path} must hold only {suffix} files of this format{more}. Choose one file or a different folder."
-        )
+        raise ValueError(f"{path} must hold only {suffix} files{more}. Choose one file or a different folder.")
     for file, following in pairwise(found):  # A compressed copy follows its file.
         if _uncompressed(file) == _uncompressed(following):
             raise ValueError(f"{file} and {following} hold the same records. Remove one of them, or use a single file.")
@@ -62,7 +62,7 @@ def files_of(path: Path) -> list[Path]:
 # instead of containing records.
 SUFFIXES = (".sqlite", ".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson", ".traj", ".traj.json", ".json")
 # A folder may have files with only one of these suffixes.
-_OWN_FORMAT = SUFFIXES[:-2]
+_ALONE = tuple(suffix for suffix in SUFFIXES if not suffix.endswith(".json"))
 
 
 def _files_in(folder: Path, suffix: str) -> list[Path]:

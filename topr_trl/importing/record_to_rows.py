@@ -93,7 +93,7 @@ def short_place(place: str, source: Path) -> str:
     return place.removeprefix(f"{source if source.is_dir() else source.parent}{os.sep}")
 
 
-_RECORDS = 100  # number of first records in which to look for rewards
+_RECORDS = 100  # number of first records in which to look for rewards and for fields with numbers
 
 
 class RecordReader:
@@ -158,7 +158,7 @@ class RecordReader:
         return any(found) or not found
 
     def first_records(self) -> Iterator[Any]:
-        """Yield the content of the first records that are not broken and match `where`."""
+        """Yield the content of those of the first `_RECORDS` records that are not broken and match `where`."""
         first = files_of(self.source)[0]
         for _, record in islice(self._split(self.records_of(first)), _RECORDS):
             if record is not None and not self._is_other(record):

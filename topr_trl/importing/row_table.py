@@ -52,7 +52,7 @@ def to_table(made: list[Row], columns: Sequence[str], conversational: bool) -> p
             if name in ("prompt", "completion") and isinstance(values[wrong], str) == conversational:
                 chat = "" if made[wrong].get("completion_ids") else "set --chat true to make messages of text, or "
                 remedy = f", as in the first row: {chat}import text and messages separately, with topr import --where"
-            value, expected = str(values[wrong])[:60], _describe_type(kind)
+            value, expected = repr(values[wrong])[:60], _describe_type(kind)
             raise ValueError(f"{made[wrong][PLACE]}: its {name} is {value}, and must be {expected}{remedy}.")
         found[name] = array
     return pa.table(found)

@@ -55,9 +55,10 @@ def join_turns(turns: list[dict[str, Any]]) -> list[Row]:
 
 
 def extended(row: Row, later: Row) -> Row | None:
-    """Return the token columns of a row after a later turn. The tokens that the model read between them are context.
+    """Return the token columns of a row that a later turn extends.
 
-    Return None if the prompt of the later turn does not start with all tokens of the row.
+    The tokens that the model read between them are context. Return None if the prompt of the later turn does not start
+    with all tokens of the row.
 
     Args:
         row (`Row`): Row with token ids.

@@ -84,6 +84,11 @@ def _check_accelerate(settings: RunArguments) -> None:
     offloaded = deepspeed.get("offload_optimizer_device", "none") != "none"
     offloaded = offloaded or offloads_optimizer(deepspeed.get("deepspeed_config_file"))
     refuse_adafactor(settings.optim, fsdp.get("fsdp_version") == 2, offloaded)
+    if str(fsdp.get("fsdp_state_dict_type")).upper() in ("LOCAL_STATE_DICT", "2"):
+        raise ValueError(
+            "Training cannot be resumed from checkpoints with fsdp_state_dict_type: LOCAL_STATE_DICT. Set "
+            f"SHARDED_STATE_DICT in {settings.accelerate_config}."
+        )
     if not (settings.use_peft or _saves_weights(deepspeed)):  # ZeRO-3 always saves the weights of an adapter.
         raise ValueError(NO_WEIGHTS)
     if sharding == "DEEPSPEED" and find_spec("deepspeed") is None:

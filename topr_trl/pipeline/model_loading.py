@@ -15,7 +15,13 @@ from trl import ModelConfig, get_quantization_config
 from topr_trl.data.tokenization import is_of_mistral_common
 from topr_trl.pipeline import manifest
 from topr_trl.tasks import arithmetic
-from topr_trl.trainers.checkpoints import ADAPTER_CONFIG, from_safetensors, holds_only_adapter, read_adapter_config
+from topr_trl.trainers.checkpoints import (
+    ADAPTER_CONFIG,
+    SHARDS,
+    from_safetensors,
+    holds_only_adapter,
+    read_adapter_config,
+)
 
 # Name of the bundled model in manifests. It has a version, because version 0.2 bundled a different model.
 BUNDLED = "the bundled model of 0.3"
@@ -49,6 +55,8 @@ def _check_holds_model(folder: Path) -> None:
         return
     inside = sorted({str(file.parent) for depth in ("*", "*/*") for file in folder.glob(f"{depth}/config.json")})
     hint = f" There are models in {', '.join(inside[:4])}{' and others' if inside[4:] else ''}." if inside else ""
+    if (folder / SHARDS).is_dir():
+        hint = " It is a sharded checkpoint, which only training can read; see fsdp_state_dict_type in docs/scaling.md."
     raise FileNotFoundError(f"{folder} holds no model, because it has no config.json.{hint} Use the folder of a model.")
 
 

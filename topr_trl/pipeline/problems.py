@@ -90,8 +90,8 @@ def check_rows(path: Path, use: str, reward_funcs: Sequence[str] | None) -> None
         columns = columns_of(shard)
         with naming(shard):
             check_usable(columns, use, bool(reward_funcs))
-            if reward_funcs and not have_rewards(columns):
-                prepare_rewards(load_reward_funcs(reward_funcs), columns, load=False)
+        if reward_funcs and not have_rewards(columns):
+            prepare_rewards(load_reward_funcs(reward_funcs), columns, load=False)
 
 
 def check_rewards(problems: Dataset, rewards: RewardArguments) -> None:

@@ -110,7 +110,10 @@ class Grading:
 
 
 async def _in_thread(read: Callable[[], web.Response]) -> web.Response:
-    """Read the database in a thread. Reading long answers takes seconds, and would block all streams."""
+    """Call `read` in a thread, and return its response, or an error 500 if the database is unreadable.
+
+    Long answers take seconds to read, which would block all streams.
+    """
     try:
         return await asyncio.to_thread(read)
     except ValueError as unreadable:  # for instance a damaged database

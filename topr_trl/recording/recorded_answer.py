@@ -180,7 +180,7 @@ class RecordedAnswer:
         answer = self.answer.answer
         # Some servers ignore `n`. At the end of a stream that is not cut, all choices that will come are there.
         choices = len(self.call.rollouts) if why or not answer else len(self.protocol.choices(answer)) or 1
-        if self.answer.finished >= choices and self.error is None:
+        if answer and self.answer.finished >= choices and self.error is None:
             return State.FINISHED, answer, None
         return State.CUT if answer else State.FAILED, answer, self.error or why
 

@@ -71,7 +71,7 @@ class Redactor:
         return bool(self._patterns)
 
     def __call__(self, value: Any) -> Any:
-        """Return the value with `BLANK` for each match. A value without a match is equal to the result.
+        """Return the value with `BLANK` for each match. Without a match, the result equals the value.
 
         Args:
             value (`Any`): JSON value. Numbers do not change. Names of fields count as text. In text with JSON,

@@ -324,7 +324,7 @@ def _answer(rows: Table, place: int) -> Json:
     row = rows.table.slice(place, 1).to_pylist()[0]
     value = float(rows.values_N[place])
     labels = [f"turn {row['turn']}"] if row.get("turn") else []
-    labels += [label for label, (name, value) in _LABELS.items() if row.get(name) == value]
+    labels += [label for label, (column, marked) in _LABELS.items() if row.get(column) == marked]
     numbers = {name: row.get(name) for name in ("reward", "advantage", "weight", "log_ratio")}
     functions = {name: name.removeprefix(OF_FUNCTION) for name in row if name.startswith(OF_FUNCTION)}
     numbers |= {name if plain in numbers else plain: row[name] for name, plain in functions.items()}

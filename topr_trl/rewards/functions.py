@@ -173,7 +173,7 @@ def prepare_rewards(reward_funcs: Sequence[Any], columns: Collection[str], load:
 
 def _prepare(given: Any, columns: Collection[str], load: bool) -> Reward:
     if isinstance(given, str) and not load:
-        return Reward(Path(given).name, None, "model")
+        return Reward(Path(given).name or given, None, "model")
     if isinstance(given, str):
         model, info = AutoModelForSequenceClassification.from_pretrained(
             given, num_labels=1, use_safetensors=True, trust_remote_code=False, output_loading_info=True

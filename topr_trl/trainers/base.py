@@ -175,7 +175,9 @@ class TOPRMixin(Trainer):
                 "PeftModel.from_pretrained(..., is_trainable=True), or unfreeze the weights to train."
             )
         checkpoint, folder = resume_from_checkpoint, self.args.output_dir
-        self._before_training(checked_checkpoint(checkpoint, folder, self.model, self.is_deepspeed_enabled))
+        plugin: Any = getattr(self.accelerator.state, "fsdp_plugin", None)
+        fsdp_type = plugin and plugin.state_dict_type.name
+        self._before_training(checked_checkpoint(checkpoint, folder, self.model, self.is_deepspeed_enabled, fsdp_type))
         try:
             with without_cudnn_attention():
                 return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils.constants import FSDP_MODEL_NAME
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
@@ -18,6 +20,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from topr_trl.settings.checks import check_model_folder
 
 ADAPTER_CONFIG = "adapter_config.json"
+SHARDS = f"{FSDP_MODEL_NAME}_0"  # folder of a checkpoint with the sharded weights of FSDP
 STATE = TRAINER_STATE_NAME  # the last file that Trainer writes to a checkpoint
 _MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # torch computes no norm of float8
 
@@ -133,13 +136,21 @@ def is_whole_checkpoint(folder: Path) -> bool:
     return True
 
 
-def check_resumable(folder: str | Path, is_deepspeed: bool) -> None:
+def check_resumable(folder: str | Path, is_deepspeed: bool, fsdp_type: str | None = None) -> None:
     """Raise a ValueError if a checkpoint lacks the state of training, the optimizer, the schedule or random generators.
 
     Without the error, Trainer would silently continue with a new state. Only a run with DeepSpeed (`is_deepspeed`)
-    reads DeepSpeed's folder, which has the optimizer and the schedule.
+    reads DeepSpeed's folder, which has the optimizer and the schedule. A run with FSDP reads only weights that were
+    saved with its own `fsdp_state_dict_type`.
     """
     folder = Path(folder)
+    saved = {"SHARDED_STATE_DICT": SHARDS, "FULL_STATE_DICT": f"{FSDP_MODEL_NAME}.bin"}
+    saved_type = next((kind for kind, name in saved.items() if (folder / name).exists()), fsdp_type)
+    if fsdp_type and saved_type != fsdp_type:
+        raise ValueError(
+            f"{folder} was saved with fsdp_state_dict_type: {saved_type}, and this run uses {fsdp_type}. Set "
+            f"fsdp_state_dict_type: {saved_type} in the config file of Accelerate."
+        )
     of_deepspeed = is_deepspeed and any(folder.glob("global_step*"))
     found = {
         "optimizer": of_deepspeed or any(folder.glob("optimizer*")),
@@ -193,7 +204,10 @@ def writing_to(folder: str | Path) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:  # tokenizers raises errors of this type.
+    except (Exception, CheckpointException) as raised:  # tokenizers raises an Exception.
+        # Sharded checkpoints of FSDP raise this error, which has the error of each process.
+        failures = raised.failures.values() if isinstance(raised, CheckpointException) else ()
+        error = next((error for error, _ in failures), raised)
         is_full = isinstance(error, OSError) and error.errno in _FULL and error.filename is None
         of_library = isinstance(error, SafetensorError) or any(text in str(error) for text in _NOT_WRITTEN)
         if not (is_full or (of_library and not isinstance(error, OSError))):

@@ -562,9 +562,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         signal_B = rewards_B.nan_to_num(0.0) * inputs.get("topr_scale", 1.0)
         if not self.args.length_normalization:  # Undo TRL's division by the length.
             signal_B = signal_B * mask.sum(-1)
+        # The batch has no `old_per_token_logps`, so TRL's ratio is exp(log π - log π) = 1, with the gradient of log π.
         inputs["advantages"] = weights * (signal_B.unsqueeze(-1) if weights.dim() == 2 else signal_B)
-        # The batch no longer has `old_per_token_logps`. So TRL's ratio is exp(log π - log π) = 1, with the gradient of
-        # log π.
 
     @property
     def _ratio_is_one(self) -> bool:

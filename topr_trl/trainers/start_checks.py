@@ -57,7 +57,9 @@ def model_and_settings(trainer: str, model: Any, args: Config | None, kind: type
     return model, args
 
 
-def checked_checkpoint(checkpoint: str | bool | None, folder: str, model: nn.Module, is_deepspeed: bool) -> Path | None:
+def checked_checkpoint(
+    checkpoint: str | bool | None, folder: str, model: nn.Module, is_deepspeed: bool, fsdp_type: str | None
+) -> Path | None:
     """Check the checkpoint to resume from, and return its folder. Return None for a new run.
 
     Args:
@@ -69,9 +71,12 @@ def checked_checkpoint(checkpoint: str | bool | None, folder: str, model: nn.Mod
             Model of the trainer.
         is_deepspeed (`bool`):
             Whether the trainer uses DeepSpeed.
+        fsdp_type (`str`, *optional*):
+            `fsdp_state_dict_type` of the trainer, if it uses FSDP.
 
     Raises:
-        ValueError: the checkpoint is missing, damaged or incomplete, or has weights of a different shape.
+        ValueError: the checkpoint is missing, damaged or incomplete, has weights of a different shape, or was saved
+            with another `fsdp_state_dict_type`.
     """
     if checkpoint is True and (checkpoint := get_last_checkpoint(folder)) is None:
         raise ValueError(f"There is no checkpoint in {folder} to resume from.")
@@ -80,7 +85,7 @@ def checked_checkpoint(checkpoint: str | bool | None, folder: str, model: nn.Mod
     if not Path(checkpoint).is_dir():
         raise ValueError(f"There is no checkpoint {checkpoint} to resume from.")
     check_files(checkpoint, model)
-    check_resumable(checkpoint, is_deepspeed)
+    check_resumable(checkpoint, is_deepspeed, fsdp_type)
     return Path(checkpoint)
 
 

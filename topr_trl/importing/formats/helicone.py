@@ -8,8 +8,8 @@ from topr_trl.importing.record_fields import first_listed, listed, value_at
 
 def rewards(record: Record) -> dict[str, object]:
     """Return the thumb and the scores of a request by name. Missing values are left out."""
-    found = {f"scores.{name}": value for name, value in (value_at(record, "scores") or {}).items()}
-    found["feedback_rating"] = record.get("feedback_rating")
+    found = {"feedback_rating": record.get("feedback_rating")}
+    found |= {f"scores.{name}": value for name, value in (value_at(record, "scores") or {}).items()}
     return {name: value for name, value in found.items() if value is not None}
 
 

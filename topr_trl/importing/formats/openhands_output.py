@@ -40,8 +40,8 @@ def rows(record: Record) -> list[Row]:
 
 def rewards(record: Record) -> dict[str, Any]:
     """Return the reward `resolved`: 1 if the tests passed and 0 if they failed. Return {} without a test report."""
-    resolved = value_at(record, "test_result.report.resolved", "report.resolved", "test_result.resolved")
-    return {"resolved": float(resolved)} if isinstance(resolved, bool) else {}
+    found = (value_at(record, f"{place}.resolved") for place in ("test_result.report", "report", "test_result"))
+    return next(({"resolved": float(value)} for value in found if isinstance(value, bool)), {})
 
 
 def one_per_folder(files: list[Path]) -> list[Path]:

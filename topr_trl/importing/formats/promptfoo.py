@@ -55,7 +55,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
         raise Unusable("its output was changed by a transform, so the text of the model is not known")
     raw = record["prompt"]["raw"]
     asked = _parsed(raw)
-    prompt = text_or_messages(asked) if is_messages(asked) else raw
+    prompt = text_or_messages(asked) if asked == [] or is_messages(asked) else raw
     check_roles(prompt)
     completion = _completion(response.get("output"))
     return [{

@@ -39,10 +39,15 @@ def _message(turn: Record) -> Row:
     return found
 
 
+def _has_turns(record: Record) -> bool:
+    turns = parsed_json(record.get("conversations"))
+    return isinstance(turns, list) and is_messages(turns[:1])
+
+
 FORMAT = Format(
     source="ShareGPT's conversations, as Axolotl and LLaMA-Factory read them",
     rank=3,
-    test=lambda record: is_messages(parsed_json(record.get("conversations"))),
+    test=_has_turns,
     rows=rows,
     messages="conversations",
     rewards=lambda record: rewards(record, "conversations"),

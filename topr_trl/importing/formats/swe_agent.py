@@ -3,7 +3,7 @@
 from typing import Any
 
 from topr_trl.importing.format import Format, Record, has
-from topr_trl.importing.openai_messages import message, row_of_run
+from topr_trl.importing.openai_messages import check_roles, message, row_of_run
 from topr_trl.importing.row_table import Row
 
 
@@ -13,9 +13,14 @@ def outcome(value: Any) -> float | None:
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of messages. Return [] if there is no agent turn."""
+    """Return one row of messages. Return [] if there is no agent turn.
+
+    Raises:
+        Unusable: a turn has an unknown role.
+    """
     messages = [message({"role": each["role"], "content": each["text"] or each["system_prompt"]})
                 for each in record["trajectory"]]  # fmt: skip
+    check_roles(messages)
     return row_of_run(messages, problem_id=record["instance_id"])
 
 
