@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.experiments.long_completions import ANYWHERE, Setting, _drawing
+from benchmarks.experiments.long_completions import ANYWHERE, FEW, NONE, Setting, _drawing
 from benchmarks.rows import Rows
-from benchmarks.sessions import ANSWER, DPPO, POSITIVES, POWER, POWER_TOKENS, Sessions, token_weights
+from benchmarks.sessions import ANSWER, DPPO, POSITIVES, POWER, POWER_TOKENS, REPEATED, Sessions, token_weights
 from benchmarks.setting import base_model, problems, sample
 from topr_trl.limits import SEGMENT_TOKENS
 
@@ -76,15 +76,21 @@ def test_positives_only_has_no_negatives(pool, moved):
     assert Sessions(pool, CHOSEN, REWARDS).weights_by_quarter(moved, POSITIVES) == [0.0] * 4
 
 
-@pytest.mark.parametrize("mistakes", [ANYWHERE, "early", "late"])
+@pytest.mark.parametrize("mistakes", [ANYWHERE, "early", "late", FEW, NONE])
 def test_mistakes_are_where_they_should_be(pool, mistakes):
     drawn = _drawing(pool, np.arange(len(pool)), Setting(16, mistakes), np.random.default_rng(0))(40)
     right_SP = drawn.rows.rewards.reshape(40, 16) > 0
     good, bad = (right_SP[drawn.rewards_S.numpy() == reward] for reward in (1, -1))
-    assert 0.4 < good.mean() < 0.6
+    assert good.mean() == pytest.approx({FEW: 0.8, NONE: 1.0}.get(mistakes, 0.5), abs=0.1)
     first, second = bad[:, :8].mean(), bad[:, 8:].mean()
-    expected = {ANYWHERE: (0.05, 0.05), "early": (0.0, 0.5), "late": (0.5, 0.0)}[mistakes]
+    expected = {ANYWHERE: (0.05, 0.05), "early": (0.0, 0.5), "late": (0.5, 0.0)}.get(mistakes, (0.5, 0.5))
     assert (first, second) == pytest.approx(expected, abs=0.1)
+
+
+def test_positives_repeated_are_good_sessions_alone(pool, moved):
+    drawn = _drawing(pool, np.arange(len(pool)), Setting(4), np.random.default_rng(0), [1.0])(6)
+    assert drawn.rewards_S.tolist() == [1.0] * 6
+    torch.testing.assert_close(drawn.loss(moved, REPEATED), drawn.loss(moved))
 
 
 def test_a_session_of_one_answer_is_right_or_wrong(pool):
