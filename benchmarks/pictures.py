@@ -7,17 +7,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from benchmarks.cells import Store, Unfinished
+from benchmarks.experiments import long_completions as long
 from benchmarks.experiments import wrong_answers
-from benchmarks.experiments.long_completions import (
-    GOOD,
-    MEASURED_AT,
-    SESSIONS,
-    SHARES_RIGHT,
-    TOKENS,
-    Setting,
-    measure,
-    of_setting,
-)
 from benchmarks.statistics import interval, over_seeds
 from topr_trl.evaluation.figure_style import DPI, LOOK, POSITIVE, PREFIX, SEGMENT, TOPR, WIDTH
 
@@ -33,7 +24,7 @@ def draw_long_completions(store: Store, path: Path) -> None:
     Raises:
         Unfinished: there are fewer than two lengths that all methods have results for.
     """
-    lengths = [parts for parts in SESSIONS if _is_finished(store, parts)]
+    lengths = [parts for parts in long.SESSIONS if _is_finished(store, parts)]
     if len(lengths) < 2:
         raise Unfinished("two lengths have not been run by all methods")
     path.parent.mkdir(exist_ok=True)
@@ -44,26 +35,27 @@ def draw_long_completions(store: Store, path: Path) -> None:
 def _figure_of(store: Store, lengths: list[int]) -> Figure:
     figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
     accuracy, weights = figure.subplots(1, 2)
+    tokens = [long.TOKENS * parts for parts in lengths]
     for name, (color, line) in STYLES.items():
-        ends = [of_setting(Setting(parts)).measured(store, name) for parts in lengths]
+        ends = [long.of_setting(long.Setting(parts)).measured(store, name) for parts in lengths]
         found = [over_seeds(one) for one in ends]
         accuracy.errorbar(
-            [TOKENS * parts for parts in lengths], [100 * one.mean for one in found], [100 * one.half for one in found],
+            tokens, [100 * one.mean for one in found], [100 * one.half for one in found],
             color=color, linestyle=line, marker="o", markersize=4, capsize=2, label=name,
         )  # fmt: skip
         if name == "positives repeated":  # negatives have no weight
             continue
-        longest = of_setting(Setting(lengths[-1])).ends(store, name)
+        longest = long.of_setting(long.Setting(lengths[-1])).ends(store, name)
         by_quarter = np.mean([one["curve"][0]["weights"] for one in longest.values()], axis=0)
         weights.plot(["1st", "2nd", "3rd", "4th"], by_quarter, line, color=color, marker="o", markersize=4)
     accuracy.set(
-        title=f"pass@1, {MEASURED_AT[-1]} updates, %", xlabel="tokens of a completion", xscale="log",
-        xticks=[TOKENS * parts for parts in lengths], xticklabels=[f"{TOKENS * parts:,}" for parts in lengths],
+        title=f"pass@1, {long.MEASURED_AT[-1]} updates, %", xlabel="tokens of a completion", xscale="log",
+        xticks=tokens, xticklabels=[f"{each:,}" for each in tokens],
     )  # fmt: skip
     accuracy.minorticks_off()
     weights.set(
-        title=f"weight of negatives, {MEASURED_AT[0]} updates",
-        xlabel=f"quarter of {TOKENS * lengths[-1]:,} tokens", ylim=(-0.03, 1.03),
+        title=f"weight of negatives, {long.MEASURED_AT[0]} updates",
+        xlabel=f"quarter of {tokens[-1]:,} tokens", ylim=(-0.03, 1.03),
     )  # fmt: skip
     figure.legend(loc="outside lower center", ncols=3)
     return figure
@@ -75,17 +67,20 @@ def draw_good_sessions(store: Store, path: Path) -> None:
     Raises:
         Unfinished: a setting has not been run by all methods.
     """
-    settings = [Setting(16), *GOOD]
-    shares = [100 * SHARES_RIGHT[setting.mistakes][0] for setting in settings]
+    settings = [long.Setting(16), *long.GOOD]
+    shares = [100 * long.SHARES_RIGHT[setting.mistakes][0] for setting in settings]
     names = ("segment", "sequence (TOPR)", "positives repeated")
-    if not all(of_setting(setting).has_all_seeds(store, name) for setting in settings for name in names):
+    if not all(long.of_setting(setting).has_all_seeds(store, name) for setting in settings for name in names):
         raise Unfinished("not all shares have been run")
     with rc_context(LOOK):
         figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         for panel, (shown, title) in zip(panels, {"pass@1": "sampled, %", "greedy": "greedy, %"}.items(), strict=True):
             for name in names:
-                ends = [of_setting(one).measured(store, name, measure(MEASURED_AT[-1], shown)) for one in settings]
+                ends = [
+                    long.of_setting(one).measured(store, name, long.measure(long.MEASURED_AT[-1], shown))
+                    for one in settings
+                ]
                 found = [over_seeds(end) for end in ends]
                 panel.errorbar(
                     shares, [100 * one.mean for one in found], [100 * one.half for one in found],
@@ -99,7 +94,7 @@ def draw_good_sessions(store: Store, path: Path) -> None:
 
 def _is_finished(store: Store, parts: int) -> bool:
     """Return whether all seeds of the drawn methods have been run with this number of answers."""
-    return all(of_setting(Setting(parts)).has_all_seeds(store, name) for name in STYLES)
+    return all(long.of_setting(long.Setting(parts)).has_all_seeds(store, name) for name in STYLES)
 
 
 RECIPES = {
