@@ -422,6 +422,7 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
         "segment_repeated_greedy": (_LONG, "segment", "positives repeated", long_completions.MEASURED_AT[-1], "greedy"),
         "segment_repeated_main": (_NOISY, "segment", "positives repeated"),
         "segment_repeated_few": (long_completions.GOOD[:1], "segment", "positives repeated"),
+        "sequence_repeated_few": (long_completions.GOOD[:1], "sequence (TOPR)", "positives repeated"),
         "segment_repeated_none": (long_completions.GOOD[1:], "segment", "positives repeated"),
         "segment_main": (_NOISY,),
         "segment_mistakes": (_MISTAKES,),
