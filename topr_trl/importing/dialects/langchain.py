@@ -91,21 +91,20 @@ def _unwrapped(messages: Any) -> Any:
     return messages
 
 
-def _role(given: Mapping[str, Any]) -> str:
+def _role(given: Mapping[str, Any]) -> str | None:
     """Return the role of a message, from its class name such as `AIMessageChunk`, or from its type or role."""
     is_object = isinstance(given.get("id"), list) and given.get("lc")
     names = given["id"][-1:] if is_object else [given.get("type"), given.get("role")]
-    for name in names:
-        if role := ROLE_NAMES.get(re.sub(r"message(chunk)?$", "", str(name).lower())):
-            return role
-    raise Unusable(f"a message has the unknown type or role {' or '.join(str(name) for name in names if name)}")
+    found = (ROLE_NAMES.get(re.sub(r"message(chunk)?$", "", str(name).lower())) for name in names)
+    return next(filter(None, found), None)
 
 
 def _messages(given: Mapping[str, Any]) -> list[Row]:
     """Convert a message to messages of a row. Each tool result among Anthropic's blocks becomes a separate message."""
     content = given.get("content")
     blocks = content if isinstance(content, list) else []
-    role = _role(given)
+    if (role := _role(given)) is None:
+        raise Unusable(f"a message has the unknown type or role {given.get('role') or given.get('type')}")
     # LangChain's own messages repeat the calls in `tool_calls`. Only `tool_calls` has the arguments of streamed calls.
     has_calls = given.get("tool_calls") or given.get("invalid_tool_calls")
     if not has_calls and any(inner_value(block, "type") in ("tool_use", "tool_result") for block in blocks):

@@ -95,8 +95,8 @@ def prompts_of(request: Body) -> list[Any]:
         request (`Body`): Request for text completions, with one prompt or several.
     """
     prompt = request.get("prompt")
-    if isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int)):
-        return prompt or [None]
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        return prompt
     return [prompt]
 
 
