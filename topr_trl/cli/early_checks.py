@@ -108,13 +108,13 @@ def _check_columns(path: Path, use: str, by_functions: bool, may_import: bool) -
     """
     if (path / "_manifest.json").is_file():
         return
-    from topr_trl.data.usable_rows import check_usable  # The import of `datasets` takes most of a second.
-
     for file in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
         columns = _columns_of(file)
         is_of_rows = "prompt" in columns and bool({"completion", "completion_ids"} & set(columns))
         if not columns or (may_import and not is_of_rows):
             continue
+        from topr_trl.data.usable_rows import check_usable  # The import of `datasets` takes most of a second.
+
         try:
             check_usable(columns, use, by_functions)
         except ValueError as error:
@@ -126,13 +126,14 @@ def _columns_of(file: Path) -> list[str]:
 
     Return [] if the file is damaged or has a different suffix, or if a JSON file is larger than `_MOST_BYTES`.
     """
-    from topr_trl.data.tables import schema_of
-
+    is_parquet = file.suffix == ".parquet"
+    if file.suffix not in _ENDINGS or (not is_parquet and file.stat().st_size > _MOST_BYTES):
+        return []
     try:
-        if file.suffix == ".parquet":
+        if is_parquet:
+            from topr_trl.data.tables import schema_of  # The import of `datasets` takes most of a second.
+
             return schema_of(file).names
-        if file.suffix not in _ENDINGS or file.stat().st_size > _MOST_BYTES:
-            return []
         text = file.read_text(encoding="utf-8-sig")
         is_array = file.suffix == ".json" and text.startswith("[")
         rows = json.loads(text) if is_array else map(json.loads, text.splitlines())

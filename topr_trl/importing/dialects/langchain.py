@@ -92,11 +92,16 @@ def _unwrapped(messages: Any) -> Any:
 
 
 def _role(given: Mapping[str, Any]) -> str | None:
-    """Return the role of a message, from its class name such as `AIMessageChunk`, or from its type or role."""
+    """Return the role of a message, or None if it is unknown."""
+    found = (ROLE_NAMES.get(re.sub(r"message(chunk)?$", "", name.lower())) for name in _names(given))
+    return next(filter(None, found), None)
+
+
+def _names(given: Mapping[str, Any]) -> list[str]:
+    """Return the class name of a message, such as `AIMessageChunk`, or the type and the role that it has."""
     is_object = isinstance(given.get("id"), list) and given.get("lc")
     names = given["id"][-1:] if is_object else [given.get("type"), given.get("role")]
-    found = (ROLE_NAMES.get(re.sub(r"message(chunk)?$", "", str(name).lower())) for name in names)
-    return next(filter(None, found), None)
+    return [str(name) for name in names if name]
 
 
 def _messages(given: Mapping[str, Any]) -> list[Row]:
@@ -104,7 +109,7 @@ def _messages(given: Mapping[str, Any]) -> list[Row]:
     content = given.get("content")
     blocks = content if isinstance(content, list) else []
     if (role := _role(given)) is None:
-        raise Unusable(f"a message has the unknown type or role {given.get('role') or given.get('type')}")
+        raise Unusable(f"a message has the unknown type or role {' or '.join(_names(given))}")
     # LangChain's own messages repeat the calls in `tool_calls`. Only `tool_calls` has the arguments of streamed calls.
     has_calls = given.get("tool_calls") or given.get("invalid_tool_calls")
     if not has_calls and any(inner_value(block, "type") in ("tool_use", "tool_result") for block in blocks):

@@ -127,7 +127,8 @@ def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | 
     messages = [message(nodes[n]["message"]) for n in path]
     row: Row = {"prompt": messages[:start], "completion": messages[start:]}
     runs = groupby(path, key=lambda n: bool(nodes[n].get("sampled")))
-    # One message of a context may lack tokens of its own. If a whole context lacks them, only the text is known.
+    # A message of the context may have no token ids if a message beside it has them. If no message of a context has
+    # token ids, only the text is known.
     if not all((all if is_own else any)(nodes[n].get("token_ids") for n in run) for is_own, run in runs):
         return row
     ids, mask, logps = list[int](), list[int](), list[float | None]()
