@@ -16,7 +16,14 @@ from transformers import Trainer, TrainerCallback
 
 from topr_trl.loss import LossOutputs, topr_loss
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
-from topr_trl.trainers.checkpoints import StopAtNaN, check_finite, not_finite, whole_fsdp_weights, writing_to
+from topr_trl.trainers.checkpoints import (
+    StopAtNaN,
+    check_finite,
+    fsdp_plugin,
+    not_finite,
+    whole_fsdp_weights,
+    writing_to,
+)
 from topr_trl.trainers.forward_checks import refuse_adapters, text_model, turn_off_noise, without_cudnn_attention
 from topr_trl.trainers.messages import print_log_lines, say
 from topr_trl.trainers.metrics import RowLog, row_values, without_ratio
@@ -84,7 +91,7 @@ class TOPRMixin(Trainer):
         Otherwise, Accelerate would round log π of each token to bfloat16.
         """
         super().create_accelerator_and_postprocess()
-        plugin: Any = getattr(self.accelerator.state, "fsdp_plugin", None)
+        plugin = fsdp_plugin(self.accelerator)
         policy: Any = getattr(plugin, "mixed_precision_policy", None)
         if getattr(policy, "output_dtype", None) is not None:  # FSDP1's policy has no output_dtype.
             plugin.mixed_precision_policy = replace(policy, output_dtype=None)
@@ -175,7 +182,7 @@ class TOPRMixin(Trainer):
                 "PeftModel.from_pretrained(..., is_trainable=True), or unfreeze the weights to train."
             )
         checkpoint, folder = resume_from_checkpoint, self.args.output_dir
-        plugin: Any = getattr(self.accelerator.state, "fsdp_plugin", None)
+        plugin = fsdp_plugin(self.accelerator)
         fsdp_type = plugin and plugin.state_dict_type.name
         self._before_training(checked_checkpoint(checkpoint, folder, self.model, self.is_deepspeed_enabled, fsdp_type))
         try:

@@ -168,11 +168,15 @@ def check_resumable(folder: str | Path, is_deepspeed: bool, fsdp_type: str | Non
         )
 
 
+def fsdp_plugin(accelerator: Accelerator) -> Any:
+    """Return Accelerate's settings of FSDP, or None without FSDP."""
+    return getattr(accelerator.state, "fsdp_plugin", None)
+
+
 @contextmanager
 def whole_fsdp_weights(accelerator: Accelerator) -> Iterator[None]:
     """Make `Trainer.save_model` save whole weights. With FSDP's `SHARDED_STATE_DICT`, it would save none."""
-    plugin: Any = getattr(accelerator.state, "fsdp_plugin", None)
-    if plugin is None:
+    if (plugin := fsdp_plugin(accelerator)) is None:
         yield
         return
     before = plugin.state_dict_type
