@@ -44,21 +44,22 @@ class Sessions:
         """Return the mean length of a session."""
         return sum(map(len, self.rows.responses)) / len(self.rewards_S)
 
-    def loss(self, model: PreTrainedModel, level: str = "sequence") -> Tensor:
+    def loss(self, model: PreTrainedModel, level: str = "sequence", temperature: float = 1.0) -> Tensor:
         """Return the mean loss of the sessions.
 
         Args:
             model: model being trained.
             level: a level of `benchmarks.ratios.log_ratios`, `ANSWER` (a ratio for each answer),
                 `POWER`, `DPPO`, `POSITIVES`, or `REPEATED` (the same, for sessions that are all good).
+            temperature: temperature of log π, which is that of log μ.
         """
-        policy_ST, mu_ST, mask_ST, part_ST = self.logps(model)
+        policy_ST, mu_ST, mask_ST, part_ST = self.logps(model, temperature)
         weights = token_weights(self.rewards_S, policy_ST.detach(), mu_ST, mask_ST, part_ST, level)
         return weighted_loss(policy_ST, weights, self.rewards_S, mask_ST).mean()
 
-    def logps(self, model: PreTrainedModel) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def logps(self, model: PreTrainedModel, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return (S, T) log π, log μ, the mask, and the number of the answer that each token belongs to."""
-        logps, mask = response_logps(model, self.rows.prompts, self.rows.responses)
+        logps, mask = response_logps(model, self.rows.prompts, self.rows.responses, temperature=temperature)
         lengths = mask.sum(1).tolist()
         policy = logps[mask].split(lengths)
         part = [torch.full((length,), n % self.parts) for n, length in enumerate(lengths)]

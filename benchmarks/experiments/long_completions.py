@@ -5,7 +5,7 @@ drawn from the base model's answers before training, so rows are as old as the n
 benchmarks/long_completions.md.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,8 +128,8 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     pool = candidates(task, profile, seed).scored_by(model)
     rng = np.random.default_rng(seed)
     is_watched = np.isin(pool.groups, rng.permutation(np.unique(pool.groups))[: profile.problems // 10])
-    watched_sessions = _drawing(pool, np.flatnonzero(is_watched), setting, rng)(WATCHED)
-    trained = _drawing(pool, np.flatnonzero(~is_watched), setting, rng, [1.0] if level == REPEATED else [1.0, -1.0])
+    watched_sessions = drawing(pool, np.flatnonzero(is_watched), setting, rng)(WATCHED)
+    trained = drawing(pool, np.flatnonzero(~is_watched), setting, rng, level)
     split = "validation" if seed == TUNING_SEED else "test"
     optimizer, curve = adamw(model, cell["learning_rate"]), []
     updates = cell.get("updates", MEASURED_AT[-1])
@@ -145,10 +145,10 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     return {"curve": curve}
 
 
-def _drawing(
-    pool: Rows, places: np.ndarray, setting: Setting, rng: np.random.Generator, rewards: Sequence[float] = (1.0, -1.0)
+def drawing(
+    pool: Rows, places: np.ndarray, setting: Setting, rng: np.random.Generator, level: str = ""
 ) -> Callable[[int], Sessions]:
-    """Return a function that draws sessions from some rows of a pool, with these rewards in turn.
+    """Return a function that draws sessions from some rows of a pool: good and bad in turn, or only good ones.
 
     `SHARES_RIGHT` has the shares of right answers. With `mistakes="early"`, the first half of a session with reward -1
     is wrong, and its second half is like a session with reward 1. With `"late"`, it is the other way round.
@@ -168,7 +168,7 @@ def _drawing(
         return np.where(rng.random(parts) < share_P, rng.choice(right, parts), rng.choice(wrong, parts))
 
     def draw(count: int) -> Sessions:
-        rewards_S = np.resize(rewards, count)
+        rewards_S = np.resize([1.0] if level == REPEATED else [1.0, -1.0], count)
         return Sessions(pool, np.stack([session(reward) for reward in rewards_S]), rewards_S)
 
     return draw

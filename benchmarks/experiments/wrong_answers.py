@@ -7,9 +7,10 @@ draws. Those of which no draw had a right answer so far are *unseen*: only wrong
 
 A recipe makes rows and their R from the completions of an iteration. Each recipe reads as many rows as there are
 completions, except right answers once. In one iteration on SmolLM2 (`benchmarks.pretrained`), TRL's trainers are
-compared, too.
+compared, too, and ratios of sessions of several answers.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,14 +20,16 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from benchmarks import habits, pretrained
+from benchmarks import habits, pretrained, sessions
 from benchmarks.cells import Cell, Store
 from benchmarks.decoding import DRAWS
 from benchmarks.experiment import TUNING_SEED, Experiment, once, rates
+from benchmarks.experiments import long_completions
 from benchmarks.loops import rounds
 from benchmarks.methods import METHODS, Direct, Objective, at_share, balanced, dpo, kto, tapered
 from benchmarks.rows import Rows
 from benchmarks.setting import (
+    BATCH_ROWS,
     TEST_SEED,
     VALIDATION_SEED,
     Profile,
@@ -49,20 +52,11 @@ BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
 RULED = ("sure-17", "slips-30", "bundled", "main")  # all problems follow one rule
 TO_COME = ("misconception-10", "sure-3", "wanders-10")  # of one rule, not published
 WARM_METHODS = (REPEATED, WEIGHTED)  # methods of which iterations on SmolLM2 are published
-ONE_PASS = (BALANCED, REPEATED, DEFAULT, UNTAPERED, KTO, DPO, GRPO)  # published, by their greedy answers
-ONE_PASS_TO_COME = (  # also sampled answers, at their own best rates
-    BALANCED,
-    KTO,
-    REPEATED,
-    GRPO,
-    DPO,
-    DEFAULT,
-    UNTAPERED,
-    "right answers once",
-    WEIGHTED,
-    "KTO, β 0.5",
-    "DPO, β 0.5",
-)
+ONE_PASS = (BALANCED, REPEATED, DEFAULT, UNTAPERED, KTO, DPO, GRPO)
+# Levels of the ratio of sessions, see `benchmarks.sessions`. A session is drawn for each update.
+SEGMENTS, GOOD, WHOLE = "segments", "good sessions repeated", "TOPR's ratio"
+LEVELS = {SEGMENTS: "segment 64", GOOD: sessions.REPEATED, WHOLE: "sequence"}
+PARTS, SESSION_ROWS = 8, 32 * BATCH_ROWS  # answers of a session, and in all updates
 SOLVED = "end/unsolved/pass@8"
 SHOWS = (SOLVED, "end/unsolved/greedy", "end/greedy", "end/pass@1", "end/pass@8")
 PRETRAINED_PROBLEMS, WARM = 96, 0.4  # training problems, and temperature at which wrong answers agree more
@@ -145,9 +139,7 @@ RECIPES = {
 
 RIVALS = {
     KTO: partial(kto, beta=0.1),
-    "KTO, β 0.5": partial(kto, beta=0.5),
     DPO: partial(dpo, beta=0.1),
-    "DPO, β 0.5": partial(dpo, beta=0.5),
     GRPO: METHODS["trl_dapo"].make,
 }
 
@@ -180,19 +172,34 @@ def of_pretrained(base: str, temperature: float, seeds: int, iterations: int, *n
     )  # fmt: skip
 
 
-def one_pass(base: str, names: tuple[str, ...], *measures: str) -> Experiment:
-    """Return the comparison with rivals on a pretrained model in one pass, with the best rate by each measure."""
+class OfSessions:
+    """Loss of sessions that are drawn from a pool for each update, see `long_completions`."""
+
+    rows_per_item, size = 1, SESSION_ROWS
+
+    def __init__(self, model: PreTrainedModel, pool: Rows, level: str, seed: int, temperature: float) -> None:
+        self.model, self.level, self.temperature = model, level, temperature
+        setting, rng = long_completions.Setting(PARTS), np.random.default_rng(seed)
+        self.draw = long_completions.drawing(pool, np.arange(len(pool)), setting, rng, level)
+
+    def loss(self, indices: np.ndarray) -> torch.Tensor:
+        return self.draw(len(indices) // PARTS).loss(self.model, self.level, self.temperature)
+
+
+def in_one_pass(names: Iterable[str] = ONE_PASS, seeds: int = 8, **fields: Any) -> Experiment:
+    """Return the comparison with rivals on SmolLM2 in one pass, with the best rate for greedy answers."""
+    base = pretrained.SMOL
     return Experiment(
-        "wrong_answers", {name: {"recipe": name} for name in names}, rates(3e-5, 1e-4, 3e-4), range(8),
-        measures, f"One pass: {base}", further=3,
-        fields={"base": base, "weights": model_hash(base), "draws": DRAWS, "iterations": 1},
+        "wrong_answers", {name: {"recipe": name} for name in names}, rates(3e-5, 1e-4, 3e-4), range(seeds),
+        ("test/greedy",), f"One pass: {base}", further=3,
+        fields={"base": base, "weights": model_hash(base), "draws": DRAWS, "iterations": 1, **fields},
         shows=("test/greedy", "test/pass@1", "test/pass@8", f"test/pass@1 at {COLD}", "test/invalid greedy"),
     )  # fmt: skip
 
 
-def in_one_pass() -> Experiment:
-    """Return the published comparison in one pass."""
-    return one_pass(pretrained.SMOL, ONE_PASS, "test/greedy")
+def of_sessions(temperature: float) -> Experiment:
+    """Return the comparison of ratios of sessions on SmolLM2, with answers of a temperature."""
+    return in_one_pass(LEVELS, 3, temperature=temperature)
 
 
 def before(base: str) -> Experiment:
@@ -206,7 +213,7 @@ def before(base: str) -> Experiment:
 
 def experiments(store: Store) -> list[Experiment]:
     """Return the published comparisons."""
-    return [*over_iterations(), before(pretrained.SMOL), in_one_pass()]
+    return [*over_iterations(), before(pretrained.SMOL), in_one_pass(), *map(of_sessions, (WARM, 1.0))]
 
 
 def over_iterations() -> list[Experiment]:
@@ -230,8 +237,6 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
     found = [*experiments(store), *map(of_base, TO_COME)]
     for base in pretrained.BASES:
         if has_copies(base):
-            if base == pretrained.SMOL:
-                found.append(one_pass(base, ONE_PASS_TO_COME, "test/greedy", "test/pass@1"))
             found += on_pretrained(base)
     return once([cell for experiment in found for cell in experiment.cells(store)])
 
@@ -252,6 +257,8 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     def choose(pool: Rows, own: int) -> Objective:
         if recipe in RIVALS:
             return RIVALS[recipe](model, pool, pool)
+        if recipe in LEVELS:
+            return OfSessions(model, pool, LEVELS[recipe], own, temperature)
         rows, after = RECIPES[BALANCED if recipe == UNTAPERED else recipe](pool, own)
         loss = tapered("reinforce" if recipe == UNTAPERED else "topr")
         return Direct(model, pool[rows], loss, lambda _: after, temperature)

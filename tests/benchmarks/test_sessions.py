@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.experiments.long_completions import ANYWHERE, FEW, NONE, Setting, _drawing
+from benchmarks.experiments.long_completions import ANYWHERE, FEW, NONE, Setting, drawing
 from benchmarks.rows import Rows
 from benchmarks.sessions import ANSWER, DPPO, POSITIVES, POWER, POWER_TOKENS, REPEATED, Sessions, token_weights
 from benchmarks.setting import base_model, problems, sample
@@ -78,7 +78,7 @@ def test_positives_only_has_no_negatives(pool, moved):
 
 @pytest.mark.parametrize("mistakes", [ANYWHERE, "early", "late", FEW, NONE])
 def test_mistakes_are_where_they_should_be(pool, mistakes):
-    drawn = _drawing(pool, np.arange(len(pool)), Setting(16, mistakes), np.random.default_rng(0))(40)
+    drawn = drawing(pool, np.arange(len(pool)), Setting(16, mistakes), np.random.default_rng(0))(40)
     right_SP = drawn.rows.rewards.reshape(40, 16) > 0
     good, bad = (right_SP[drawn.rewards_S.numpy() == reward] for reward in (1, -1))
     assert good.mean() == pytest.approx({FEW: 0.8, NONE: 1.0}.get(mistakes, 0.5), abs=0.1)
@@ -88,11 +88,11 @@ def test_mistakes_are_where_they_should_be(pool, mistakes):
 
 
 def test_positives_repeated_are_good_sessions_alone(pool, moved):
-    drawn = _drawing(pool, np.arange(len(pool)), Setting(4), np.random.default_rng(0), [1.0])(6)
+    drawn = drawing(pool, np.arange(len(pool)), Setting(4), np.random.default_rng(0), REPEATED)(6)
     assert drawn.rewards_S.tolist() == [1.0] * 6
     torch.testing.assert_close(drawn.loss(moved, REPEATED), drawn.loss(moved))
 
 
 def test_a_session_of_one_answer_is_right_or_wrong(pool):
-    drawn = _drawing(pool, np.arange(len(pool)), Setting(1), np.random.default_rng(0))(10)
+    drawn = drawing(pool, np.arange(len(pool)), Setting(1), np.random.default_rng(0))(10)
     assert drawn.rows.rewards.tolist() == drawn.rewards_S.tolist()

@@ -81,11 +81,18 @@ def test_a_temperature_of_the_rows_is_that_of_the_loss(monkeypatch):
 
 def test_comparisons_to_come_have_known_recipes(monkeypatch, tmp_path):
     monkeypatch.setattr(wrong_answers, "model_hash", lambda base: "hash")
-    in_one_pass = wrong_answers.one_pass(pretrained.SMOL, wrong_answers.ONE_PASS_TO_COME, "test/greedy", "test/pass@1")
-    to_come = [*map(wrong_answers.on_pretrained, pretrained.BASES), [in_one_pass]]
+    to_come = [
+        *map(wrong_answers.on_pretrained, pretrained.BASES),
+        [wrong_answers.in_one_pass(), wrong_answers.of_sessions(1.0)],
+    ]
     for experiment in chain(*to_come):
         planned = experiment.cells(Store(tmp_path))
-        assert {cell["recipe"] for cell in planned} <= {*RECIPES, *wrong_answers.RIVALS, wrong_answers.UNTAPERED}
+        assert {cell["recipe"] for cell in planned} <= {
+            *RECIPES,
+            *wrong_answers.RIVALS,
+            *wrong_answers.LEVELS,
+            wrong_answers.UNTAPERED,
+        }
         assert len({str(cell) for cell in planned}) == len(planned) == 3 * len(experiment.methods)
 
 
@@ -94,6 +101,7 @@ def test_comparisons_to_come_have_known_recipes(monkeypatch, tmp_path):
     "recipe",
     [
         wrong_answers.WEIGHTED,
+        wrong_answers.SEGMENTS,
         *(
             pytest.param(name, marks=pytest.mark.weekly)
             for name in ("KTO, β 0.1", "DPO, β 0.1", "GRPO (TRL's default loss)")
@@ -108,6 +116,7 @@ def test_a_pretrained_model_is_trained_with_an_adapter(recipe, monkeypatch, tmp_
     monkeypatch.setattr(pretrained, "BASES", {"small": 40})
     monkeypatch.setattr(pretrained, "EXAMPLES", {"small": pretrained.WORKED})
     monkeypatch.setattr(wrong_answers, "PRETRAINED_PROBLEMS", 6)
+    monkeypatch.setattr(wrong_answers.OfSessions, "size", 64)
     monkeypatch.setattr(wrong_answers, "PRETRAINED_TESTS", {"small": 8})
     # Half of the answers count as right.
     monkeypatch.setattr(gsm8k, "judge", lambda texts, _: [("correct" if len(t) % 2 else "incorrect", t) for t in texts])
