@@ -40,7 +40,6 @@ def main() -> None:
     parser.add_argument("experiments", nargs="*", metavar="experiment", help=f"one of {', '.join(ALL)}; default: all")
     parser.add_argument("--profile", choices=PROFILES, default="full", help="sizes; default: full")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="worker processes, with one thread each")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: only for long_completions")
     parser.add_argument("--report", action="store_true", help="run nothing, write tables of finished cells")
     parser.add_argument("--results", type=Path, default=Path("reproduction"), help="folder; default: reproduction")
     parser.add_argument(
@@ -49,8 +48,6 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := [name for name in args.experiments if name not in ALL]:
         parser.error(f"there is no experiment {unknown[0]}: choose from {', '.join(ALL)}")
-    if args.device != "cpu" and args.experiments != ["long_completions"]:
-        parser.error("--device cuda is only for long_completions")
     if args.workers < 1:
         parser.error(f"--workers must be at least 1, not {args.workers}")
     profile = PROFILES[args.profile]
@@ -68,7 +65,7 @@ def main() -> None:
         try:
             cells.run(
                 lambda names=names: [cell for name in names for cell in planned(name, profile, store)],
-                partial(work, profile=profile), store, args.workers, command, " ".join(names), args.device,
+                partial(work, profile=profile), store, args.workers, command, " ".join(names),
             )  # fmt: skip
         except cells.Unfinished as missing:
             print(f"{names[0]} is left out: {missing}")

@@ -1,15 +1,18 @@
 """Draw the pictures of the page of results."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.cells import Store, Unfinished
 from benchmarks.experiments import long_completions as long
 from benchmarks.experiments import wrong_answers
-from benchmarks.statistics import interval, over_seeds
+from benchmarks.statistics import Interval, interval, over_seeds
 from topr_trl.evaluation.figure_style import DPI, LOOK, POSITIVE, PREFIX, SEGMENT, TOPR, WIDTH
 
 STYLES = {
@@ -38,11 +41,7 @@ def _figure_of(store: Store, lengths: list[int]) -> Figure:
     tokens = [long.TOKENS * parts for parts in lengths]
     for name, (color, line) in STYLES.items():
         ends = [long.of_setting(long.Setting(parts)).measured(store, name) for parts in lengths]
-        found = [over_seeds(one) for one in ends]
-        accuracy.errorbar(
-            tokens, [100 * one.mean for one in found], [100 * one.half for one in found],
-            color=color, linestyle=line, marker="o", markersize=4, capsize=2, label=name,
-        )  # fmt: skip
+        _draw(accuracy, tokens, map(over_seeds, ends), color=color, linestyle=line, label=name)
         if name == "positives repeated":  # negatives have no weight
             continue
         longest = long.of_setting(long.Setting(lengths[-1])).ends(store, name)
@@ -81,15 +80,17 @@ def draw_good_sessions(store: Store, path: Path) -> None:
                     long.of_setting(one).measured(store, name, long.measure(long.MEASURED_AT[-1], shown))
                     for one in settings
                 ]
-                found = [over_seeds(end) for end in ends]
-                panel.errorbar(
-                    shares, [100 * one.mean for one in found], [100 * one.half for one in found],
-                    color=STYLES[name][0], marker="o", markersize=4, capsize=2, label=name,
-                )  # fmt: skip
+                _draw(panel, shares, map(over_seeds, ends), color=STYLES[name][0], label=name)
             panel.set(title=title, xlabel="right answers in good completions, %", xticks=shares, ylim=(-3, 103))
             panel.grid(axis="y")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
         figure.savefig(path, dpi=DPI)
+
+
+def _draw(panel: Axes, places: Sequence[float], found: Iterable[Interval], marker: str = "o", **style: Any) -> None:
+    """Draw a line of means in percent, with their intervals."""
+    means, halves = zip(*((100 * one.mean, 100 * one.half) for one in found), strict=True)
+    panel.errorbar(places, means, halves, marker=marker, markersize=4, capsize=2, **style)
 
 
 def _is_finished(store: Store, parts: int) -> bool:
@@ -119,12 +120,9 @@ def draw_wrong_answers(store: Store, path: Path) -> None:
             untrained = [end["curve"][0]["agreement"] for end in of_base.ends(store, wrong_answers.CONTROL).values()]
             for name, (color, marker) in RECIPES.items():
                 ends = of_base.ends(store, name).values()
-                solved_SI = [[100 * step["unsolved"]["pass@8"] for step in (*end["curve"], end["end"])] for end in ends]
-                found = [interval(values) for values in zip(*solved_SI, strict=True)]
-                panel.errorbar(
-                    range(len(found)), [one.mean for one in found], [one.half for one in found],
-                    color=color, marker=marker, markersize=4, capsize=2, label=name,
-                )  # fmt: skip
+                solved_SI = [[step["unsolved"]["pass@8"] for step in (*end["curve"], end["end"])] for end in ends]
+                found = map(interval, zip(*solved_SI, strict=True))
+                _draw(panel, range(wrong_answers.ITERATIONS + 1), found, color=color, marker=marker, label=name)
             panel.set(title=f"{base}; agreement {np.mean(untrained):.2f}", xlabel="iterations", ylim=(-3, 90))
             panel.grid(axis="y")
             panel.label_outer()

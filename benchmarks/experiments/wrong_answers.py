@@ -186,12 +186,12 @@ class OfSessions:
         return self.draw(len(indices) // PARTS).loss(self.model, self.level, self.temperature)
 
 
-def in_one_pass(names: Iterable[str] = ONE_PASS, seeds: int = 8, **fields: Any) -> Experiment:
+def in_one_pass(names: Iterable[str] = ONE_PASS, seeds: int = 8, rows: str = "", **fields: Any) -> Experiment:
     """Return the comparison with rivals on SmolLM2 in one pass, with the best rate for greedy answers."""
     base = pretrained.SMOL
     return Experiment(
         "wrong_answers", {name: {"recipe": name} for name in names}, rates(3e-5, 1e-4, 3e-4), range(seeds),
-        ("test/greedy",), f"One pass: {base}", further=3,
+        ("test/greedy",), f"One pass: {base}{rows}", further=3,
         fields={"base": base, "weights": model_hash(base), "draws": DRAWS, "iterations": 1, **fields},
         shows=("test/greedy", "test/pass@1", "test/pass@8", f"test/pass@1 at {COLD}", "test/invalid greedy"),
     )  # fmt: skip
@@ -199,7 +199,8 @@ def in_one_pass(names: Iterable[str] = ONE_PASS, seeds: int = 8, **fields: Any) 
 
 def of_sessions(temperature: float) -> Experiment:
     """Return the comparison of ratios of sessions on SmolLM2, with answers of a temperature."""
-    return in_one_pass(LEVELS, 3, temperature=temperature)
+    rows = f", sessions of {PARTS} answers of temperature {temperature:g}"
+    return in_one_pass(LEVELS if temperature == WARM else (SEGMENTS, GOOD), 3, rows, temperature=temperature)
 
 
 def before(base: str) -> Experiment:
