@@ -58,6 +58,8 @@ ROWS = [
     Case("a custom collator", lambda kit: kit.offline(kit["rows"], NOWHERE, data_collator=list),
         "data_collator, remove", not_loaded),
     tokenized("a prompt is empty", "row 0, train, prompt, empty, drop", prompt=ones("", 0, "3 + 4 =")),
+    tokenized("a prompt is JSON text of messages", "row 0, train, prompt, JSON, list, topr import --format table",
+        prompt=ones('[{"role": "user", "content": "3 + 4?"}]', 0, "3 + 4 =")),
     tokenized("a row is longer than the model's context", "1 of 8, context, 2048, row 2, 4007, shorten",
         prompt=ones("a" * 4000, 2, "3 + 4 =")),
     tokenized("a token id above the vocabulary", "row 4, 999, 0 to 408, tokenizer, completion_ids, drop",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from topr_trl.importing.format import NotOfFormat
+from topr_trl.importing.format import NotOfFormat, Unrewarded
 from topr_trl.importing.formats.comparisons import rows
 from topr_trl.importing.recognition import format_of
 
@@ -94,7 +94,22 @@ def test_the_judged_turn_ends_both_conversations():
     """In MT-Bench, a verdict on the second turn is about the second answers."""
     first, second = ([USER, each, USER, each] for each in (FOUR, FIVE))
     record = {"conversation_a": first, "conversation_b": second, "winner": "model_a"}
-    assert [len(row["completion"]) for turn in (1, 2) for row in rows({**record, "turn": turn})] == [1, 1, 3, 3]
+    given = (1, 2.0, "1", None)
+    lengths = [len(row["completion"]) for turn in given for row in rows({**record, "turn": turn})]
+    assert lengths == [1, 1, 3, 3, 1, 1, 3, 3]
+    for turn in (0, 3):
+        with pytest.raises(NotOfFormat, match=f"turn is '{turn}', .* 2 questions. Count turns from 1.*--ignore_fields"):
+            rows({**record, "turn": turn})
+
+
+def test_only_a_missing_verdict_can_be_skipped():
+    record = {"prompt": "Legs?", "response_1": "4", "response_2": "5"}
+    for verdict in ({}, {"winner": None}, {"winner": ""}):
+        with pytest.raises(Unrewarded, match="no field names the better one"):
+            rows({**record, **verdict})
+    with pytest.raises(NotOfFormat) as error:
+        rows({**record, "preference": 0})
+    assert error.type is NotOfFormat
 
 
 @pytest.mark.parametrize("empty", ["response_a", "response_b", "prompt"])

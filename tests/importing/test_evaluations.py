@@ -87,6 +87,9 @@ def test_scores_of_inspect(tmp_path):
         read(several)
     assert read(several, "--reward_fields", "scores.match.value") == [1.0]
     assert read(several, "--reward_fields", "scores.judge.value", "--label_values", "A=1", "B=0.5") == [0.5]
+    assert read({"match": "I", "judge": "B"}, "--reward_fields", "scores.match.value") == [0.0]
+    assert read({"match": "I"}, "--label_values", "C=1", "I=-1") == [-1.0]
+    assert read({"match": "yes"}) == [1.0]
 
 
 SAMPLE = "samples/1_epoch_1.json"

@@ -171,6 +171,16 @@ def test_a_record_without_a_column_for_the_reward_can_be_skipped(tmp_path, capsy
     assert imported(tmp_path, "\n".join(lines), "b.jsonl", "--skip_unrewarded")["reward"][:] == [1.0]
 
 
+def test_a_list_with_an_empty_completion(tmp_path):
+    rows = imported(tmp_path, json.dumps({"question": "a", "generations": ["b", None], "ratings": [5, 1]}), "a.jsonl")
+    assert [(said(row)[1][1], row["reward"]) for row in rows] == [("b", 5.0)]
+
+
+def test_ranks_can_have_rewards(tmp_path):
+    given = ("--reward_fields", "rank", "--label_values", "1=1", "2=-1")
+    assert imported(tmp_path, "question,answer,rank\na,b,1\na,c,2\n", "a.csv", *given)["reward"][:] == [1.0, -1.0]
+
+
 def test_a_label_can_mean_no_reward(tmp_path, capsys):
     content = ROWS + "3 + 4?,9,unsure\n"
     given = ("--label_values", "up=1", "down=0", "unsure=", "--skip_unrewarded")
@@ -207,7 +217,7 @@ def test_cells_can_be_long(tmp_path, monkeypatch):
     ("content", "given", "words"),
     [
         (ROWS.replace("up", "--"), (), r"row 2: thumbs is '--'.* needs a space before it: ' --='"),
-        (ROWS, ("--label_values", "up=1"), r"row 3: thumbs is 'down', which is not in --label_values"),
+        (ROWS, ("--label_values", "up=1"), r"row 3: thumbs is 'down', which is no known label"),
         (ROWS, ("--label_values", "up:1"), r"label_values must be pairs such as great=1 poor=-1, not 'up:1'"),
         ("question,query,response,score\na,b,c,1\n", (), "query is in no row, .*--prompt_field question query"),
         ("question,response,score\na,b,1\na,b\n", (), r"a\.csv cannot be read as a table: .*columns"),
@@ -247,6 +257,8 @@ def test_cells_can_be_long(tmp_path, monkeypatch):
         ("question,answer,score\na,b,1_0\n", (), "score is '1_0'"),
         ("question,answer,score,run\na,b,1,\n", ("--rollout_field", "run"), "its run is empty"),
         ("question,answer,score,pid\na,b,1,\n", ("--problem_field", "pid"), "its pid is empty"),
+        ("question,answer,rank\na,b,1\na,c,2\n", ("--reward_fields", "rank"), "rank is a rank.*--label_values 1=1 2=0"),
+        ('question,answer,score,loss_mask\na,b,1,"[1, 0]"\n', (), "loss_mask has a 0.*--ignore_fields loss_mask"),
     ],
 )  # fmt: skip
 def test_unreadable_input(tmp_path, content, given, words):

@@ -44,8 +44,13 @@ def test_several_graded_generations():
     assert made("graded", {**GRADED, "info": {"quality": [0.5, 0.25]}}, reward_fields=["info.quality"])["reward"][
         :
     ] == [0.5, 0.25]
-    with pytest.raises(NotOfFormat, match="3 generations, 2 values in correctness_math_verify"):
-        made("graded", {**GRADED, "correctness_math_verify": [True, False]})
+    for grades, why in (
+        ([True, False], "3 generations, 2 values in correctness_math_verify"),
+        (["true", "false", None], "correctness_math_verify has 'true'"),
+        ("[true, false, null]", r"correctness_math_verify is '\[true.* a list"),
+    ):
+        with pytest.raises(NotOfFormat, match=why):
+            made("graded", {**GRADED, "correctness_math_verify": grades})
 
 
 def test_agents_that_mend_software():

@@ -123,7 +123,7 @@ def test_questions_without_an_answer_or_with_another_kind_of_answer(tmp_path):
 
 
 def test_a_ranking_that_argilla_wrote(tmp_path):
-    rows = imported(tmp_path, WRITTEN / "argilla-2.8.0-ranking.json")
+    rows = imported(tmp_path, WRITTEN / "argilla-2.8.0-ranking.json", "--reward_fields", "ratings.rank")
     found = dict(zip(learned(rows), rows["reward"], strict=True))
     assert found == {"12": 1.0, "Many.": 0.0, "17 legs": -1.0}
     assert {json.dumps(row["prompt"]) for row in rows} == {json.dumps(rows[0]["prompt"])}

@@ -411,6 +411,7 @@ def test_nan_is_a_missing_value(read):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [({"finish_reason": "length"}, "length"), ({"stopReason": "max_tokens"}, "length"), ({"truncated": True}, "length"),
+     ({"status": "truncated"}, "length"), ({"status": "completed"}, None),
      ({"is_truncated": "true"}, "length"), ({"stop_type": "limit"}, "length"), ({"done_reason": "length"}, "length"),
      ({"meta_info": {"finish_reason": {"type": "length"}}}, "length"),
      ({"response_metadata": {"stopReason": "max_tokens"}}, "length"),

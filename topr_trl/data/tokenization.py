@@ -1,6 +1,7 @@
 """Tokenize rows for the offline trainer."""
 
 import json
+import re
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ def _is_ids(value: object) -> bool:
 
 
 _TAIL = 64  # number of tokens at the end of a prompt that can change how its completion is tokenized
+_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["']role["']\s*:""")
 _MASKING = (MASK, "sampler_logps")  # columns that can mark context
 
 
@@ -48,10 +50,10 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
     `"length"`.
 
     Raises:
-        ValueError: prompt or completion is missing, empty, or neither text, messages nor token ids; the messages, the
-            mask or the finish reason are malformed; the tokenizer lacks a chat template or stop token that the row
-            needs, or merges the start of the completion with the prompt; or the chat template cannot write the
-            messages.
+        ValueError: prompt or completion is missing, empty, or neither text, messages nor token ids; the prompt is JSON
+            text with messages; the messages, the mask or the finish reason are malformed; the tokenizer lacks a chat
+            template or stop token that the row needs, or merges the start of the completion with the prompt; or the
+            chat template cannot write the messages.
     """
     prompt = row.get("prompt_ids") or row["prompt"]
     completion = row.get("completion_ids") or row.get("completion")
@@ -59,6 +61,8 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
         raise ValueError("the completion is empty")
     if not prompt:
         raise ValueError("the prompt is empty")
+    if isinstance(prompt, str) and _MESSAGES.match(prompt):
+        raise ValueError("its prompt is JSON text of messages. Write a list, or use topr import --format table")
     if row.get(MASK) is not None and not row.get("completion_ids"):
         raise ValueError(
             f"it has a {MASK} and no completion_ids: a mask needs token ids. Add the ids, or drop the mask"

@@ -397,8 +397,10 @@ def _reason_in(key: str, value: Any) -> str | None:
         return _FINISHED.get(str(inner or "").lower())
     if key in ("truncated", "istruncated", "wastruncated"):
         return "length" if str(inner).lower() in ("true", "1") else None
-    # In OpenAI's Responses API. A field `completed` is not read, because it can tell whether a task was solved.
-    return "length" if key == "incompletedetails" and value else None
+    # In OpenAI's Responses API, and in slime's samples. A field `completed` is not read, because it can tell whether a
+    # task was solved.
+    is_cut = (key == "incompletedetails" and value) or (key == "status" and str(inner).lower() == "truncated")
+    return "length" if is_cut else None
 
 
 _STOP_REASONS = ("stopreason", "stoptype", "donereason", "nativefinishreason")

@@ -10,7 +10,8 @@ from typing import Any
 from topr_trl.baseline import LARGEST_REWARD
 from topr_trl.data.rows import TURN_REWARDS
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.field_names import normalized
+from topr_trl.importing.annotated_answers import RATINGS
+from topr_trl.importing.field_names import normalized, words_of
 from topr_trl.importing.format import Format, NotOfFormat, Record, Unrewarded, Unusable
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_fields import DifferentRatings, field_value
@@ -40,7 +41,9 @@ class RecordRewards:
     """
 
     def __init__(self, args: ReadingArguments, format: Format) -> None:
-        self.args, self.format, self.labels = args, format, args.labels
+        self.args, self.format = args, format
+        of_format = format.labels and {**_KNOWN_LABELS, **format.labels}
+        self.labels = of_format if args.labels is None else args.labels
         self.by_id = read_by_id(args.rewards, ("id",), ("reward",))
         self.read_from = " + ".join(args.reward_fields or ())  # otherwise, field of earlier records
 
@@ -129,7 +132,17 @@ class RecordRewards:
         return {name: as_number(name, value, self.labels) for name, value in values.items()}
 
     def _field(self, record: Record, name: str) -> Any:
-        """Return a field of `reward_fields`. Return None for a missing field if rewards can come later."""
+        """Return a field of `reward_fields`. Return None for a missing field if rewards can come later.
+
+        Raises:
+            NotOfFormat: the field is a rank, and `label_values` does not give the rewards of ranks.
+        """
+        # Ratings of annotation tools are no longer ranks, see `annotated_answers.ranked`.
+        if words_of(name)[-1:] in (["rank"], ["ranking"]) and not self.labels and not name.startswith(f"{RATINGS}."):
+            raise NotOfFormat(
+                f"its {name} is a rank, and the lowest rank is often the best. Give each rank a reward: --label_values "
+                "1=1 2=0 3=-1"
+            )
         try:
             return field_value(record, name, Unrewarded)
         except Unrewarded:
@@ -185,12 +198,11 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
         return _KNOWN_LABELS[known]
     if _is_number(text) and not has_numbers:
         return float(text)
-    why = "which is not in --label_values" if labels else "and a reward must be a finite number"
     dash = f". A label that starts with - needs a space before it: ' {text[:40]}='" if text.startswith("-") else ""
     raise UnknownLabel(
         text,
-        f"{name} is {text[:40]!r}, {why}. Give each label a number, or nothing for no reward: --label_values great=1 "
-        f"unsure= poor=-1{dash}",
+        f"{name} is {text[:40]!r}, which is no known label. Give each label a number, or nothing for no reward: "
+        f"--label_values great=1 unsure= poor=-1{dash}",
     )
 
 

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from topr_trl.importing.field_names import normalized, words_of
-from topr_trl.importing.format import IGNORED, Choices, Format, LeftOut, NotOfFormat, Record
+from topr_trl.importing.format import IGNORED, Choices, Format, LeftOut, NotOfFormat, Record, Unrewarded
 from topr_trl.importing.formats import pairs
 from topr_trl.importing.formats.table import has_columns
 from topr_trl.importing.message_parts import is_messages, parsed_json
@@ -86,7 +86,8 @@ def _completion(record: Record, name: str) -> Any:
     MT-Bench, `turn` is the number of the judged answer, with which the conversation ends.
 
     Raises:
-        NotOfFormat: the completion is a list of texts, and `prompt` is not a list of as many texts.
+        NotOfFormat: the completion is a list of texts, and `prompt` is not a list of as many texts, or the conversation
+            has no question with the number `turn`.
     """
     value = parsed_json(record[name])
     if isinstance(value, Mapping):
@@ -94,8 +95,14 @@ def _completion(record: Record, name: str) -> Any:
     if is_messages(value):
         found = [message(each) for each in value]
         asked = [n for n, each in enumerate(found) if each["role"] == "user"]
-        turn = int(record["turn"]) if str(record.get("turn")).isdigit() else 0
-        return found[: asked[turn]] if 0 < turn < len(asked) else found
+        ends = dict(zip(map(str, range(1, len(asked) + 1)), [*asked[1:], None], strict=False))
+        turn = _text(record.get("turn"))
+        if turn not in (*ends, "", "none", "nan"):
+            raise NotOfFormat(
+                f"its turn is {turn!r}, and its {name} has {len(asked)} questions. Count turns from 1. To read whole "
+                "conversations, set --ignore_fields turn"
+            )
+        return found[: ends.get(turn)]
     if not _is_texts(value):
         return record[name]
     asked = parsed_json(record.get("prompt"))
@@ -133,6 +140,7 @@ def _by_verdict(record: Record) -> tuple[str, str] | None:
     Raises:
         NotOfFormat: there are not two completions, no field names the better completion, several fields disagree, or a
             verdict is not understood.
+        Unrewarded: no field has a verdict.
     """
     if not (sides := _two_sides(record)):
         raise NotOfFormat("it lacks two completions, such as response_a and response_b")
@@ -144,7 +152,9 @@ def _by_verdict(record: Record) -> tuple[str, str] | None:
     why = (
         f"{', '.join(verdicts)} name different ones as the better one" if verdicts else "no field names the better one"
     )
-    raise NotOfFormat(
+    has_verdict = any(value not in (None, "") for name, value in record.items() if _VERDICT & {*words_of(name)})
+    error = NotOfFormat if has_verdict else Unrewarded
+    raise error(
         f"it has two completions, {first} and {second}, and {why}. Write {first}, {second} or tie in a field winner, "
         "and set --ignore_fields to other fields that name one"
     )

@@ -12,7 +12,6 @@ from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 
 _ATTACHED = "attachment://"
-_GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
 
 
 def samples(record: Record) -> Iterator[Record]:
@@ -70,14 +69,12 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the scores of a sample, by their paths. Grades become the numbers in `_GRADES`."""
+    """Return the scores of a sample, by their paths."""
     found: dict[str, Any] = {}
     for name, score in (record.get("scores") or {}).items():
         value, path = score["value"], f"scores.{name}.value"
         parts = {f"{path}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {path: value}
-        for part, each in parts.items():
-            if isinstance(each, str | int | float):
-                found[part] = _GRADES.get(each, each) if isinstance(each, str) else each
+        found |= {part: each for part, each in parts.items() if isinstance(each, str | int | float)}
     return found
 
 
@@ -140,6 +137,7 @@ FORMAT = Format(
     columns=("problem_id", "answer", "finish_reason", "tools", *SAMPLING),
     required=frozenset({"id", "epoch", "messages"}),
     records=samples,
+    labels={"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0},  # correct, incorrect, partial, no answer
     loses="Logs have messages, not token ids. If a solver rewrote messages, the row does not show the messages "
     "that the model read. Do not train on a benchmark on which you report results.",
 )

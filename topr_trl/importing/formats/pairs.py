@@ -7,7 +7,7 @@ from typing import Any
 from topr_trl.importing.completions import check_one_turn
 from topr_trl.importing.field_names import PROMPTS, Kind, normalized
 from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable, has
-from topr_trl.importing.formats.table import column_of, plain, with_system
+from topr_trl.importing.formats.table import column_of, plain, system_of, with_system
 from topr_trl.importing.openai_messages import check_only_text, template_columns
 from topr_trl.importing.row_table import Row
 
@@ -20,10 +20,9 @@ def rows(record: Record) -> list[Row | LeftOut]:
     Return [] if `chosen` or `rejected` has no completion, and `[LeftOut.TIED]` if `chosen` equals `rejected`.
 
     Raises:
-        NotOfFormat: the prompt is missing, or see `table.plain`.
-        Unusable: the pair has images, sounds or videos, `chosen` and `rejected` have different types, there are two
-            system prompts, the provider defines a tool, or see `check_one_turn`, `_split_messages` and
-            `table.plain`.
+        NotOfFormat: the prompt is missing, the system prompt may be a name, or see `table.plain`.
+        Unusable: the pair has images, sounds or videos, `chosen` and `rejected` have different types, the provider
+            defines a tool, or see `check_one_turn`, `_split_messages` and `table.plain`.
     """
     check_only_text(record, "it")
     chosen, rejected = (plain(record[name], name) for name in ("chosen", "rejected"))
@@ -48,8 +47,9 @@ def rows(record: Record) -> list[Row | LeftOut]:
     for text in (chosen, rejected):
         if isinstance(text, str):
             check_one_turn(text)
-    if record.get("system"):
-        prompt = with_system(prompt, str(record["system"]))
+    starts_with_system = isinstance(prompt, list) and prompt[0]["role"] == "system"
+    if (system := system_of(record)) and not starts_with_system:
+        prompt = with_system(prompt, system)
     if isinstance(prompt, list) and isinstance(chosen, str):
         chosen, rejected = (plain([{"role": "assistant", "content": text}], "chosen") for text in (chosen, rejected))
     options = template_columns(record)
