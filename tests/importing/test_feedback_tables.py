@@ -258,7 +258,6 @@ def test_cells_can_be_long(tmp_path, monkeypatch):
         ("question,answer,score,run\na,b,1,\n", ("--rollout_field", "run"), "its run is empty"),
         ("question,answer,score,pid\na,b,1,\n", ("--problem_field", "pid"), "its pid is empty"),
         ("question,answer,rank\na,b,1\na,c,2\n", ("--reward_fields", "rank"), "rank is a rank.*--label_values 1=1 2=0"),
-        ('question,answer,score,loss_mask\na,b,1,"[1, 0]"\n', (), "loss_mask has a 0.*--ignore_fields loss_mask"),
     ],
 )  # fmt: skip
 def test_unreadable_input(tmp_path, content, given, words):

@@ -95,7 +95,7 @@ def _completion(record: Record, name: str) -> Any:
     if is_messages(value):
         found = [message(each) for each in value]
         asked = [n for n, each in enumerate(found) if each["role"] == "user"]
-        ends = dict(zip(map(str, range(1, len(asked) + 1)), [*asked[1:], None], strict=False))
+        ends = {str(n): end for n, end in enumerate([*asked[1:], None], 1)}
         turn = _text(record.get("turn"))
         if turn not in (*ends, "", "none", "nan"):
             raise NotOfFormat(

@@ -13,13 +13,9 @@ def rows(record: Record) -> list[Row | LeftOut]:
     The reward is +1 if the generation is correct, and -1 if not.
 
     Raises:
-        NotOfFormat: a field is not a list, a grade is not true or false, or the numbers of generations, grades and
-            finish reasons differ.
+        NotOfFormat: a grade is not true or false, or the numbers of generations, grades and finish reasons differ.
         Unusable: a finish reason is new.
     """
-    for name in (*_REQUIRED[1:], "finish_reasons"):
-        if not isinstance(record.get(name), list | None):
-            raise NotOfFormat(f"its {name} is {str(record[name])[:40]!r}, and must be a list")
     generations = record["generations"] or []
     right = record["correctness_math_verify"] or [None] * len(generations)
     reasons = record.get("finish_reasons") or [None] * len(generations)

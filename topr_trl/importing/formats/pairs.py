@@ -47,8 +47,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     for text in (chosen, rejected):
         if isinstance(text, str):
             check_one_turn(text)
-    starts_with_system = isinstance(prompt, list) and prompt[0]["role"] == "system"
-    if (system := system_of(record)) and not starts_with_system:
+    if (system := system_of(record)) and (isinstance(prompt, str) or prompt[0]["role"] != "system"):
         prompt = with_system(prompt, system)
     if isinstance(prompt, list) and isinstance(chosen, str):
         chosen, rejected = (plain([{"role": "assistant", "content": text}], "chosen") for text in (chosen, rejected))

@@ -25,7 +25,6 @@ from topr_trl.importing.row_table import Row
 _SYSTEM = ("system", "system_prompt", "system_message", "system_instruction")
 # Columns that the import of a table cannot keep.
 _OF_ROWS = (TURN_REWARDS, "completion_ids", "prompt_ids", "completion_mask", "sampler_logps", "mu_logps")
-_MASKS = ("loss_mask", "response_mask", "action_mask")  # of slime, verl and OpenRLHF
 # Text with a list of objects that have roles holds messages. Other lists, such as an extracted table, remain text.
 _OBJECTS, _ROLE = re.compile(r"\s*\[\s*\{\s*['\"]"), re.compile(r"['\"]role['\"]\s*:")
 
@@ -106,8 +105,8 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     Raises:
         NotOfFormat: the column of the prompt or of the completion is missing, `plain` cannot read the prompt or a
             completion, the system prompt may be a name, or the record has a column of `_OF_ROWS`.
-        Unusable: a mask has zeros, the record has images, sounds or videos, `plain` cannot use a message, there are two
-            system prompts, a finish reason is new, or the provider defines a tool.
+        Unusable: the record has images, sounds or videos, `plain` cannot use a message, there are two system prompts,
+            a finish reason is new, or the provider defines a tool.
     """
     if name := next((name for name in _OF_ROWS if record.get(name) is not None), None):
         raise NotOfFormat(
@@ -116,12 +115,6 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
         )
     if is_failed(record):
         return [LeftOut.FAILED]
-    masks = {name: parsed_json(record.get(name)) for name in _MASKS}
-    if name := next((name for name, mask in masks.items() if isinstance(mask, list) and 0 in mask), None):
-        raise Unusable(
-            f"its {name} has a 0, so the completion has text that the model did not write. Write the completion as "
-            f"messages, or rows with completion_ids and completion_mask. To learn all of it, set --ignore_fields {name}"
-        )
     check_only_text(record, "it")
     prompt_name, completion_name = columns_of(record)
     prompt, completions = plain(record[prompt_name], prompt_name), _completions(record[completion_name])
