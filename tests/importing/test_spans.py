@@ -208,6 +208,13 @@ def test_parts_of_the_vercel_ai_sdk():
         ("tool", '{"n": 4}', None, []),
         ("assistant", "So 12.", None, []),
     ]
+    content = [{"type": "text", "text": "4"}]
+    parts[1] = {"type": "tool-result", "toolCallId": "c1", "output": {"type": "content", "value": content}}
+    (row,) = read({**attributes, "ai.prompt.messages": json.dumps(in_one)})
+    assert turns(row["prompt"])[2] == ("tool", "4", None, [])
+    content.append({"type": "media", "data": "iVBORw0KGgo=", "mediaType": "image/png"})
+    with pytest.raises(Unusable, match="a message has media"):
+        read({**attributes, "ai.prompt.messages": json.dumps(in_one)})
     for kind in ("provider-defined", "provider"):
         tool = {"type": kind, "id": "openai.web_search", "name": "web_search", "args": {}}
         with pytest.raises(Unusable, match="the tool web_search, which the provider runs itself"):

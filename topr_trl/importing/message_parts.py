@@ -97,6 +97,19 @@ def split_parts(content: Any, calls: Sequence[Row] = ()) -> tuple[str, str]:
     return "".join(texts), "\n".join(filter(None, thoughts))
 
 
+def result_text(value: Any) -> str:
+    """Return the text of a tool's result: text, the text of a list of parts, or JSON of any other value.
+
+    Args:
+        value (`Any`): Result.
+
+    Raises:
+        Unusable: a part is not text, for instance an image.
+    """
+    kinds = {each.get("type") for each in value if isinstance(each, Mapping)} if isinstance(value, list) else set()
+    return text_of(value) if isinstance(value, str) or kinds & {*_TEXT, "image", "media"} else json.dumps(value)
+
+
 def _string(part: Mapping[str, Any], *names: str) -> str:
     for name in names:
         if isinstance(part.get(name), str):

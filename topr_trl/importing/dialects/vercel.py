@@ -1,12 +1,11 @@
 """Read requests and answers of the Vercel AI SDK, whose messages have parts such as `tool-call` and `tool-result`."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from topr_trl.importing.calls import Dialect
 from topr_trl.importing.format import Record, Unusable
-from topr_trl.importing.message_parts import assistant, other, parsed_json, with_results
+from topr_trl.importing.message_parts import assistant, other, parsed_json, result_text, with_results
 from topr_trl.importing.openai_messages import finish_reason, tools_as_json
 from topr_trl.importing.row_table import Row
 
@@ -66,9 +65,7 @@ def _message(role: str, parts: list[Record]) -> Row:
 def _result(part: Record) -> str:
     """Return the text of a result: version 5 of the SDK has it in `output`, and earlier versions in `result`."""
     value: Any = part.get("output", part.get("result"))
-    if isinstance(value, Mapping) and set(value) >= {"type", "value"}:
-        value = value["value"]
-    return value if isinstance(value, str) else json.dumps(value)
+    return result_text(value["value"] if isinstance(value, Mapping) and set(value) >= {"type", "value"} else value)
 
 
 DIALECT = Dialect(
