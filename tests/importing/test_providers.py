@@ -226,6 +226,8 @@ def test_logs_of_invocations():
     (row,) = bedrock_log.FORMAT.rows(record)
     assert (turns(row["completion"]), row["model"]) == (ANSWER, "of-claude")
     assert bedrock_log.FORMAT.rows({**bodies, "output": {}, "errorCode": "Throttling"}) == [LeftOut.FAILED]
+    blocked = {**ANTHROPIC["response"], "amazon-bedrock-guardrailAction": "INTERVENED"}
+    assert bedrock_log.FORMAT.rows({**bodies, "output": {"outputBodyJson": blocked}}) == [LeftOut.FAILED]
     with pytest.raises(NotOfFormat, match=r"s3://a: write .* output\.outputBodyJson"):
         bedrock_log.FORMAT.rows({**bodies, "output": {"outputBodyS3Path": "s3://a"}})
 

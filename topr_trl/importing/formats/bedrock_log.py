@@ -10,7 +10,11 @@ def _left_out(record: Record) -> LeftOut | None:
     for place, name in (("input", "inputBodyS3Path"), ("output", "outputBodyS3Path")):
         if path := inner_value(record, place, name):
             raise Unusable(f"a part of its call is in {path}: write this file's JSON into {place}.{place}BodyJson")
-    return LeftOut.FAILED if record.get("errorCode") else None
+    body = inner_value(record, "output", "outputBodyJson")
+    actions = [
+        inner_value(each, "amazon-bedrock-guardrailAction") for each in (body if isinstance(body, list) else [body])
+    ]
+    return LeftOut.FAILED if record.get("errorCode") or "INTERVENED" in actions else None
 
 
 FORMAT = format_of_exports(
