@@ -101,8 +101,9 @@ def test_a_record_that_is_too_long(tmp_path, monkeypatch, name, text, place):
     monkeypatch.setattr(json_documents, "LONGEST", 4_000)
     monkeypatch.setattr(json_documents, "_CHUNK", 2_000)
     data = gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
-    with pytest.raises(ValueError, match=rf"{name}: {place} is longer than .*a line of its own"):
+    with pytest.raises(ValueError, match=rf"{name}: {place} is longer than .*a line of its own") as error:
         read(tmp_path, data, name)
+    assert ("inspect_ai" in str(error.value)) == (name == "a.json")
     monkeypatch.setattr(json_documents, "LONGEST", 10_000)
     assert read(tmp_path, data, name).num_rows > 0
 

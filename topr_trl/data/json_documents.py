@@ -65,9 +65,10 @@ def too_long(path: Path, place: str) -> ValueError:
         path (`Path`): File.
         place (`str`): Place of the record in the file.
     """
+    hint = " (a log of inspect_ai: as an .eval file)" if path.suffix == ".json" else ""
     return ValueError(
-        f"{path}: {place} is longer than {LONGEST >> 20} MiB. Leave it out, or write each record as a line of its own "
-        "(a log of inspect_ai: as an .eval file)."
+        f"{path}: {place} is longer than {LONGEST >> 20} MiB. Leave it out, or write each record as a line of its own"
+        f"{hint}."
     )
 
 
