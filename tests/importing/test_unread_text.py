@@ -53,6 +53,7 @@ def texts(value):
         (["text"], Kind.ASKED),
         (["system_fingerprint"], Kind.ABOUT),
         (["response_time"], Kind.ABOUT),
+        (["TimeGenerated [UTC]"], Kind.ABOUT),
         (["graders"], Kind.ABOUT),
         (["served_model"], Kind.ABOUT),
         (["prompt_id"], Kind.ABOUT),

@@ -68,10 +68,10 @@ _BY_LAST_WORD = {
 }  # fmt: skip
 # Words that add nothing to the word before them, as in `response_text`, or to the outer field, as in `response.text`.
 _PLAIN = {"text", "content", "value", "message", "body", "string", "str", "raw", "part", "data", "field", "json", "txt"}
-# Words that make a field a reference answer, a number, an earlier version, or the text of a judge.
+# Words that make a field a reference answer, a number, a time, an earlier version, or the text of a judge.
 _REFERENCE = {"reference", "ref", "gold", "golden", "gt", "ground", "truth", "expected", "target", "correct", "ideal",
               "canonical", "true", "right", "label", "original", "raw", "seed", "num", "count", "judge", "grader",
-              "evaluator", "annotator", "critic"}  # fmt: skip
+              "evaluator", "annotator", "critic", "time"}  # fmt: skip
 # A name whose last word is one of these is a part of the prompt, whatever the words before it are.
 _SOURCES = {"context", "document", "doc", "passage", "evidence", "chunk"}
 _BY_MODEL = {"generated", "predicted", "actual", "model", "ai", "claude", "gemini", "llama", "qwen", "mistral",
