@@ -145,7 +145,7 @@ def test_requests_of_helicone(tmp_path):
     assert rows_of("helicone", {"data": [HELICONE, {**HELICONE, "response_status": -3}]})[1:] == ["failed"]
 
 
-def test_logs_of_portkey():
+def test_logs_of_portkey(tmp_path):
     columns = {name: value for name, value in PORTKEY.items() if name not in ("request", "response")}
     columns |= {"request.body": json.dumps(PORTKEY["request"]["body"]), "response.body": json.dumps(SAID)}
     plain = {**PORTKEY, "request": PORTKEY["request"]["body"], "response": SAID}
@@ -154,6 +154,7 @@ def test_logs_of_portkey():
         (row,) = FORMATS["portkey"].rows(record)
         assert (turns(row["prompt"]), turns(row["completion"])) == (ASKED, ANSWER)
         assert (row["model"], row["temperature"]) == ("m", 0.7)
+    assert len(imported(tmp_path, PORTKEY)) == 1
     for more in ({"is_success": 0}, {"is_success": "false"}, {"response_status_code": "429"}):
         assert FORMATS["portkey"].rows({**PORTKEY, **more}) == [LeftOut.FAILED]
 

@@ -13,7 +13,7 @@ def _left_out(record: Record) -> LeftOut | None:
 FORMAT = format_of_exports(
     Envelope(request=("request.body", "request"), response=("response.body", "response"), dialects=DIALECTS,
              left_out=_left_out),
-    read=("response", "response.body"),
+    read=("response", "response.body", "ai_org"),
     source="Portkey (documentation, logs export)",
     rank=1,
     test=lambda record: "ai_model" in record and bool({"request", "request.body"} & set(record)),
