@@ -68,6 +68,9 @@ def test_a_batch_of_responses(tmp_path):
         tmp_path, records, format="openai-responses", requests=tmp_path / "in.jsonl", reward_fields="score"
     )
     assert (row["prompt"][0]["content"], row["finish_reason"], row["reward"]) == ("How many legs?", "length", 1.0)
+    body = {"output": [{**SAID, "status": "incomplete"}]}
+    (row,) = openai_responses.FORMAT.rows({"request": {"input": "How many legs?"}, "response": body})
+    assert row["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,8 @@ def test_a_batch_of_responses(tmp_path):
         ({"input": "a", "previous_response_id": "r"}, [SAID], "previous_response_id.*whole prompt"),
         ({"input": "a"}, [{"type": "web_search_call", "id": "w"}, SAID], "item of type web_search_call"),
         ({"input": [{"type": "item_reference", "id": "m"}]}, [SAID], "item_reference.*store=false"),
-        ({"input": "a", "tools": [{"type": "web_search"}]}, [SAID], "the tool web_search"),
+        ({"input": [{"id": "m"}]}, [SAID], "item_reference.*store=false"),
+        ({"input": "a", "tools": [{"type": "web_search"}]}, [SAID], "the tool web_search, which is no function"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, [SAID], "input_image: .* only text"),
         ({"messages": []}, [SAID], "its request has no input"),
     ],
@@ -136,6 +140,9 @@ def test_completions_of_text():
         ("b =", " 3"),
     ]
     assert {(row["finish_reason"], row["temperature"]) for row in rows} == {("length", 0.5)}
+    of_bedrock = {"text": "x", "stop_reason": "length"}
+    (row,) = openai_completions.FORMAT.rows({"request": {"prompt": "a"}, "response": {"choices": [of_bedrock]}})
+    assert row["finish_reason"] == "length"
     logged = {"tokens": ["token_id:7", "token_id:2"], "token_logprobs": [-0.5, -0.25]}
     (row,) = openai_completions.FORMAT.rows(
         {"request": {"prompt": [5, 6]}, "response": {"choices": [completion("x", logprobs=logged)]}}

@@ -22,6 +22,7 @@ OBSERVATION = {
     "output": {"role": "assistant", "content": "12"}, "modelParameters": {"temperature": 0.7}, "thumbs": [1],
 }  # fmt: skip
 USER = ("user", "How many legs?", None, [])
+ITEM = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "12"}]}
 
 
 def answer(text):
@@ -48,6 +49,8 @@ def test_observations_of_langfuse(tmp_path):
          {"generations": [[{"text": "12", "message": {"type": "ai", "data": {"content": "12"}}}]]}),
         ([{"role": "user", "parts": [{"type": "text", "content": "How many legs?"}]}],
          [{"role": "assistant", "parts": [{"type": "text", "content": "12"}]}]),
+        ("How many legs?", ITEM),
+        ([{"role": "user", "content": "How many legs?"}], [{"type": "reasoning", "summary": []}, ITEM]),
     ],
 )  # fmt: skip
 def test_inputs_and_outputs_of_langfuse(given, output):
@@ -67,6 +70,8 @@ def test_text_and_unknown_forms_of_langfuse():
         with pytest.raises(NotOfFormat, match=why):
             langfuse.FORMAT.rows({**OBSERVATION, "input": given, "output": output})
     assert langfuse.FORMAT.rows({**OBSERVATION, "output": None}) == []
+    with pytest.raises(Unusable, match="its request has n, and Langfuse joins the choices"):
+        langfuse.FORMAT.rows({**OBSERVATION, "output": "1212", "modelParameters": {"n": 2}})
 
 
 def test_a_csv_and_a_parquet_of_langfuse(tmp_path):
@@ -542,6 +547,17 @@ def test_no_part_beside_the_result_of_a_tool_is_dropped():
     attributes = {"gen_ai.input.messages": [{"role": "user", "parts": [result, text]}], "gen_ai.output.messages": said}
     (row,) = opentelemetry.FORMAT.rows({"attributes": attributes})
     assert turns(row["prompt"]) == [("tool", "4", None, []), ("user", "Go on.", None, [])]
+    result["response"] = [{"type": "text", "text": "4"}]
+    (row,) = opentelemetry.FORMAT.rows({"attributes": attributes})
+    assert turns(row["prompt"])[0] == ("tool", "4", None, [])
+    result["response"] = [{"type": "image", "data": "iVBORw0KGgo="}]
+    with pytest.raises(Unusable, match="a message has image"):
+        opentelemetry.FORMAT.rows({"attributes": attributes})
+    result["response"] = "4"
+    summary = [{"type": "reasoning", "content": json.dumps([{"type": "summary_text", "text": "Four."}])}, text]
+    of_openllmetry = {"gen_ai.output.messages": [{"role": "assistant", "parts": summary}]}
+    (row,) = opentelemetry.FORMAT.rows({"attributes": {**attributes, **of_openllmetry}})
+    assert turns(row["completion"]) == [("assistant", "Go on.", "Four.", [])]
     called = {"type": "tool_call", "id": "c", "name": "legs", "arguments": {"animal": "cat"}}
     reordered = [{"role": "user", "parts": [text, result]}, {"role": "model", "parts": [called]}]
     (row,) = opentelemetry.FORMAT.rows({"attributes": {**attributes, "gen_ai.input.messages": reordered}})

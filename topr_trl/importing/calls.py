@@ -104,7 +104,7 @@ class Envelope:
             more = ": set --requests to the input file of the batch" if is_of_batch else f"; it has {names}"
             raise NotOfFormat(f"it has no request{more}")
         if not isinstance(given, Mapping):
-            given = {"messages" if isinstance(given, list) else "prompt": given}
+            given = {"messages" if isinstance(given, list) else "prompt": given, "input": given}
         beside = {"tools": value_at(record, *self.tools), "instructions": value_at(record, *self.system)}
         parts = [each for path in self.settings if isinstance(each := value_at(record, path), Mapping)]
         parts.append(given["body"] if isinstance(given.get("body"), Mapping) else given)
@@ -126,6 +126,8 @@ class Envelope:
     def _written_in(self, answer: Any, asked: Record, text: str | None) -> tuple[Dialect, Record]:
         """Return the dialect of a call, and the answer as a response in this dialect. `text` is the unparsed answer."""
         answer, is_chat = _body_of(answer), "messages" in asked
+        if text is None and _are_items(answer):
+            answer = {"output": answer if isinstance(answer, list) else [answer]}
         choices = _as_choices(answer, is_chat, text is not None)
         if choices is None and text is not None and not isinstance(inner_value(answer, "choices"), list):
             choices = _as_choices(text, is_chat)
@@ -243,6 +245,17 @@ def _as_choices(answer: Any, is_chat: bool, may_be_text: bool = False) -> Record
 
 
 _OF_MESSAGE = {"content", "tool_calls", "parts", "kwargs", "data"}  # a message has at least one of these fields
+
+
+def _are_items(answer: Any) -> bool:
+    """Return whether an answer is an item, or a list of items, of OpenAI's Responses API."""
+    for each in answer if isinstance(answer, list) else [answer]:
+        kind, parts = inner_value(each, "type"), inner_value(each, "content")
+        if kind in ("reasoning", "function_call"):
+            return True
+        if kind == "message" and isinstance(parts, list):
+            return any(inner_value(part, "type") == "output_text" for part in parts)
+    return False
 
 
 def _is_json_of_model(each: Any, answer: Any) -> bool:

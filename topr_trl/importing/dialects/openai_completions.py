@@ -5,7 +5,7 @@ from typing import Any
 
 from topr_trl.importing.calls import Dialect, check_lengths, field_of, first_choice, format_of_calls, ids_in
 from topr_trl.importing.format import NotOfFormat, Record, Unusable
-from topr_trl.importing.openai_messages import finish_reason
+from topr_trl.importing.openai_messages import finish_reason_of
 from topr_trl.importing.row_table import Row
 
 
@@ -70,7 +70,7 @@ def _row(choice: Record, prompt: str | list[int]) -> Row | None:
     return {
         "prompt": "" if isinstance(prompt, list) else prompt, "completion": choice["text"], "prompt_ids": prompt_ids,
         "completion_ids": ids, "sampler_logps": (logps or None) if ids else None,
-        "finish_reason": finish_reason(choice.get("finish_reason")),
+        "finish_reason": finish_reason_of(choice),  # Bedrock has it in `stop_reason`.
     }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ def prompt(asked: Record) -> Row:
             `messages_of`.
     """
     for name in ELSEWHERE:
-        if asked.get(name):
+        if asked.get(name) and asked[name] != asked.get("input"):  # Tracers log a text without a name.
             raise Unusable(f"its request has {name}, so the file does not have the whole prompt")
     given = field_of(asked, "input", "request")
     start = [other("system", asked["instructions"])] if asked.get("instructions") else []
@@ -89,7 +89,8 @@ def messages_of(items: Iterable[Any]) -> list[Row]:
         turn = None
 
     for item in items:
-        kind, role = item.get("type", "message"), item.get("role")
+        role = item.get("role")
+        kind = item.get("type") or ("message" if role else "item_reference")
         if kind == "function_call_output":
             end_turn()
             found.append(other("tool", item["output"], tool_call_id=item.get("call_id")))
@@ -128,20 +129,24 @@ def _functions(tools: Any) -> Any:
     """Return the functions in the tools of a request.
 
     Raises:
-        Unusable: a tool is not a function, so the provider runs it.
+        Unusable: a tool is not a function.
     """
     others = {tool.get("type") for tool in tools or () if tool.get("type", "function") != "function"}
     if others:
-        raise Unusable(f"its request has the tool {', '.join(map(str, others))}, which the provider runs itself")
+        raise Unusable(f"its request has the tool {', '.join(map(str, others))}, which is no function")
     return [{name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
             if "function" not in tool else tool for tool in tools or ()]  # fmt: skip
 
 
 def _finish_reason(body: Record) -> str | None:
-    """Return `stop` for a complete response, `length` for an incomplete response, and None for any other status."""
-    if body.get("status") == "incomplete" or body.get("incomplete_details"):
+    """Return `stop` for a complete response, `length` for an incomplete response, and None for any other status.
+
+    Some logs have the status only in the items of the response.
+    """
+    statuses = {body.get("status"), *(item.get("status") for item in body["output"])}
+    if "incomplete" in statuses or body.get("incomplete_details"):
         return "length"
-    return "stop" if body.get("status") == "completed" else None
+    return "stop" if "completed" in statuses else None
 
 
 def _is_response(body: Record) -> bool:

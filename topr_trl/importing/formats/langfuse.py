@@ -6,7 +6,7 @@ from typing import Any
 
 from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, not_a_call
 from topr_trl.importing.dialects import DIALECTS
-from topr_trl.importing.format import IGNORED, Choices, Format, LeftOut, Record
+from topr_trl.importing.format import IGNORED, Choices, Format, LeftOut, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.record_fields import first_listed, inner_value, listed, value_at, values_by_name
 from topr_trl.importing.streamed_answers import whole_answer
@@ -80,6 +80,8 @@ def _left_out(record: Record) -> LeftOut | None:
     if not _is_generation(record):
         scores = record.get("scores")  # of an observation in a downloaded trace
         return not_a_call(scores if isinstance(scores, dict) else {}, "traceId")
+    if value_at(record, "modelParameters.n", "model_parameters.n") not in (None, 1):
+        raise Unusable("its request has n, and Langfuse joins the choices of a stream to one")
     return LeftOut.FAILED if record.get("level") == "ERROR" else None if parsed_json(record["input"]) else LeftOut.EMPTY
 
 
