@@ -117,6 +117,14 @@ def test_the_next_training_goes_on_with_the_adapter(base, rows, trained, tmp_pat
     assert not torch.equal(logps(merged), of_policy(base, trained))
 
 
+def test_an_adapter_of_tied_embeddings_leaves_the_head(base, rows, tmp_path):
+    assert AutoModelForCausalLM.from_pretrained(base).config.tie_word_embeddings
+    adapted = {"lora_target_modules": ["embed_tokens"], "dtype": "float32", "learning_rate": 1e-2}
+    stage_of("train", training(tmp_path / "model", rows, base, **adapted)).run()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    torch.testing.assert_close(logps(merged), of_policy(base, tmp_path / "model"), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -56,6 +56,11 @@ def merge_adapter(adapter: Path, args: ModelConfig, trainer: OfflineTOPRTrainer,
     # Merge into weights that are not quantized.
     how = {name: value for name, value in loading(args).items() if name != "quantization_config"}
     model = load_with_adapter(adapter, {**how, "dtype": torch.float32})
+    tokens, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if not isinstance(tokens, torch.nn.Embedding) and tokens.weight is head.weight:
+        # The adapter of the embedding must not change the output head, which shares the weights.
+        head.weight = torch.nn.Parameter(head.weight.clone())
+        model.config.tie_word_embeddings = False
     merged = model.merge_and_unload()
     trained = trainer.model
     merged.generation_config = trained.generation_config
