@@ -85,6 +85,7 @@ def test_valid_arguments_pass(tmp_path, monkeypatch):
         # `plan` trains nothing, and `evaluate` with rows needs no vLLM.
         patched.setattr(early_checks, "find_spec", lambda name: None)
         check("plan", "--use_peft", "--lora_parameters", "42_000_000")
+        check("iterate", "--use_peft", "f")
         check("evaluate", "--input", "rows.jsonl", "--reward_funcs", "f", "--sampling_backend", "vllm")
     (tmp_path / "log.jsonl").write_text('{"input": "1 + 1 =", "output": "2"}\n')  # `topr train` may import this file.
     check("train", "--input", "log.jsonl")

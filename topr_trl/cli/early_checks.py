@@ -90,7 +90,7 @@ def _check_packages(command: str, values: Mapping[str, Any], samples: bool) -> N
         needed.append(("vllm", "--sampling_backend vllm", "vllm"))
     if command != "sample" and values.get("task") == "math" and "reward_funcs" not in values:
         needed.append(("math_verify", "--task math", "math"))
-    if str(values.get("use_peft", False)).lower() not in ("false", "0", "no"):
+    if str(values.get("use_peft", False)).lower() not in ("false", "f", "0", "no", "n"):
         needed.append(("peft", "--use_peft", "peft"))
     if command == "record":
         needed.append(("aiohttp", "topr record", "record"))
