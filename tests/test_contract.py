@@ -274,7 +274,7 @@ def is_newer(module):
 
 
 # Refused settings that TRL's classes inherit from transformers.
-OF_TRANSFORMERS = {"label_smoothing_factor", "neftune_noise_alpha"}
+OF_TRANSFORMERS = {"auto_find_batch_size", "label_smoothing_factor", "neftune_noise_alpha"}
 
 
 @pytest.mark.parametrize(("advice", "parent"), [(refused.GRPO_ONLY, GRPOConfig), (refused.SFT_ONLY, SFTConfig)])

@@ -53,6 +53,16 @@ def test_grpo_only_settings_say_what_to_use_instead(name, tmp_path):
         TOPRConfig(str(tmp_path), **CPU, **{name: other})
 
 
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [({"packing": True}, "weighted as a whole"),
+     ({"auto_find_batch_size": True}, "Lower `per_device_train_batch_size`, and raise `gradient_accumulation_steps`")],
+)  # fmt: skip
+def test_settings_of_sft_alone_say_what_to_use_instead(settings, remedy, tmp_path):
+    with pytest.raises(ValueError, match=f"{next(iter(settings))}=True .*Remove it. .*{remedy}"):
+        OfflineTOPRConfig(str(tmp_path), **CPU, **settings)
+
+
 def test_settings_that_say_what_topr_does_are_taken(tmp_path):
     for settings in ({"scale_rewards": False}, {"scale_rewards": "none"}, {"loss_type": "dapo"}, {"loss_type": None},
                      {"neftune_noise_alpha": 0}):  # fmt: skip

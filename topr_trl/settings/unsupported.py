@@ -183,6 +183,8 @@ SFT_ONLY = {
     "loss_type": "The loss is TOPR's; see `preset`.",
     **dict.fromkeys(("packing", "eval_packing"), "A completion is weighted as a whole, so rows are not packed."),
     **dict.fromkeys(("completion_only_loss", "assistant_only_loss"), "TOPR learns from the completion alone."),
+    "auto_find_batch_size": "Steps would have fewer rows. Lower `per_device_train_batch_size`, and raise "
+    "`gradient_accumulation_steps`.",
     "label_smoothing_factor": "TOPR's loss has no label smoothing.",
     "dataset_text_field": "The columns are `prompt`, `completion` and `reward`.",
     "dataset_kwargs": "Rows are always prepared from `prompt`, `completion` and `reward`.",
