@@ -113,6 +113,7 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
             "resume_from_checkpoint",
             "Run a stopped command again, and it continues from its last checkpoint.",
         ),
+        ("iterate", "eval_strategy", "Commands do not evaluate during training. Use topr evaluate after it."),
         ("train", "num_generations_eval", "It is a setting of topr iterate, trial, evaluate, plan."),
     ],
 )

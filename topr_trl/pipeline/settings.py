@@ -458,7 +458,11 @@ def field_names(*kinds: type, without: Collection[str] = ()) -> tuple[str, ...]:
 ADAPTER_SETTINGS = tuple(
     name for name in field_names(ModelConfig) if name.startswith(("use_peft", "lora_", "use_rs", "use_do"))
 )
-NOT_FOR_COMMANDS = ("resume_from_checkpoint",)  # A command finds its own checkpoints.
+# A command finds its own checkpoints, and has no rows to evaluate during training.
+NOT_FOR_COMMANDS = (
+    "resume_from_checkpoint", "do_train", "do_eval", "do_predict", "eval_strategy", "eval_steps", "eval_delay",
+    "eval_on_start", "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
+)  # fmt: skip
 LOOP_SETTINGS = field_names(IterateArguments, without=NOT_FOR_COMMANDS)
 TRIAL_SETTINGS = field_names(
     TrialArguments,
