@@ -444,8 +444,11 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
     printed = run("evaluate", "--input", "rollouts", "--output_dir", "results")
     assert "pass@4" in printed
     assert printed.endswith("Evaluated the rows in rollouts. Tables, JSON and a plot are in results/.\n")
-    # A finished stage does not run again, and prints the same text.
-    assert run("score", *here) == f"{found}.\nRows with rewards in rollouts/: 12.\n"
+    # A finished stage does not run again, and says so before the same text.
+    assert (
+        run("score", *here)
+        == f"Nothing to do: rollouts was finished before.\n{found}.\nRows with rewards in rollouts/: 12.\n"
+    )
 
 
 def read(folder):

@@ -403,7 +403,7 @@ def test_a_rollout_has_one_grade_or_grades_of_answers(page, recorder):
     page.locator(".turn.own").nth(1).click()
     recorder.store.set_reward("c", "rating", 0)  # meanwhile
     page.keyboard.press("u")
-    expect(page.get_by_role("alert")).to_contain_text("The whole rollout has the reward rating. To grade answers")
+    expect(page.get_by_role("alert")).to_contain_text("The whole rollout has a reward named rating. To grade answers")
     assert recorder.grade("c", 2) == (None, None)
 
 

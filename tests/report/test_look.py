@@ -121,6 +121,9 @@ def test_a_loop_shows_what_changed(loop):
     ]
     assert rows["counts"] == {"some right answers": 1, "no right answer, wrong ones scattered": 1}
     assert any("some right answers" in advice for advice in page["advice"])
+    entry = {"inputs": {"curation": "repeated_positives"}, "sources": {}, "finished": "now", "rows": 4}
+    (loop / "_manifest.json").write_text(json.dumps({"files": {}, "stages": {"train": entry}}))
+    assert not any("some right answers" in advice for advice in page_of(loop)["advice"])
 
 
 @pytest.mark.slow
@@ -402,7 +405,7 @@ def test_advice_on_certainty():
 def test_nothing_to_show(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"--input"):
         cli.main(["look", str(tmp_path / "nowhere")])
-    with pytest.raises(FileNotFoundError, match=r"has nothing to show"):
+    with pytest.raises(FileNotFoundError, match=r"has nothing to show.* topr import"):
         cli.main(["look", "--input", str(tmp_path)])
 
 

@@ -451,7 +451,7 @@ def _check_kind(run: Any, rollout: int, answer: int, name: str) -> None:
     if other is not None:
         has, wanted = ("The whole rollout", "answers") if answer else (f"Answer {other}", "the whole rollout")
         raise ValueError(
-            f"{has} has the reward {name}. To grade {wanted}, first remove it (reward: null), or use another name."
+            f"{has} has a reward named {name}. To grade {wanted}, first remove it (reward: null), or use another name."
         )
 
 

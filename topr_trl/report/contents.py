@@ -106,7 +106,8 @@ def read_contents(path: Path) -> Contents:
             return found
     raise FileNotFoundError(
         f"{path} has nothing to show: no rows (*.parquet), no {STATE}, no results of a loop, a trial or an evaluation, "
-        f"and no recording. A trainer writes {STATE} at its first checkpoint, after save_steps steps (default: 500)."
+        f"and no recording. A trainer writes {STATE} at its first checkpoint, after save_steps steps (default: 500). "
+        "To look at a table or a log, first run topr import."
     )
 
 

@@ -79,13 +79,14 @@ def _page(contents: Contents) -> tuple[Json, list[Section]]:
     _shrink(sections)
     newest = next((one for one in reversed(sections) if set(one.counts) & set(KINDS)), None)
     uses_segments = any(values.get("ratio_level") == "segment" for values in contents.settings.values())
+    repeats = any(values.get("curation") == "repeated_positives" for values in contents.settings.values())
     warned = [note for history in contents.histories.values() for note in warnings_of(history, uses_segments)]
     steps = sum(map(last_step, contents.histories.values()))
     return {
         "name": contents.name,
         "kind": contents.kind + (f", {counted(steps, 'optimizer step')}" if steps else ""),
         "sentences": sentences,
-        "advice": found.advice + (advice_on_rows(newest.counts) if newest else []),
+        "advice": found.advice + (advice_on_rows(newest.counts, repeats) if newest else []),
         "warnings": list(dict.fromkeys(warned)),
         "notes": contents.notes,
         "table": found.table,

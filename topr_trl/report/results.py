@@ -132,13 +132,15 @@ def _on_certainty(gap: Difference, problems: int) -> list[str]:
     return [f"The difference may be chance: about {needed:,} test problems would tell, if it is as large as it looks."]
 
 
-def advice_on_rows(counts: dict[str, int]) -> list[str]:
+def advice_on_rows(counts: dict[str, int], repeats: bool) -> list[str]:
     """Return advice for each kind of problem with a share of at least 10%, except "always right".
 
     Args:
         counts (`dict[str, int]`): Number of problems of each kind in `KINDS`. Other names are ignored.
+        repeats (`bool`): Whether the model was trained on repeated right answers, so advising this is of no use.
     """
-    known = {kind: count for kind, count in counts.items() if kind in KINDS and kind != "always right"}
+    done = {"always right", "some right answers"} if repeats else {"always right"}
+    known = {kind: count for kind, count in counts.items() if kind in KINDS and kind not in done}
     total = sum(counts.get(kind, 0) for kind in KINDS)
     most = sorted(known, key=lambda kind: -known[kind])
     return [
