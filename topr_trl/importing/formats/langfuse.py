@@ -80,7 +80,8 @@ def _left_out(record: Record) -> LeftOut | None:
     if not _is_generation(record):
         scores = record.get("scores")  # of an observation in a downloaded trace
         return not_a_call(scores if isinstance(scores, dict) else {}, "traceId")
-    if value_at(record, "modelParameters.n", "model_parameters.n") not in (None, 1):
+    several = value_at(record, "modelParameters.n", "model_parameters.n") not in (None, 1)
+    if several and not isinstance(parsed_json(record["output"]), list):
         raise Unusable("its request has n, and Langfuse joins the choices of a stream to one")
     return LeftOut.FAILED if record.get("level") == "ERROR" else None if parsed_json(record["input"]) else LeftOut.EMPTY
 
