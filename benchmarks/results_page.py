@@ -229,18 +229,16 @@ def one_pass_table(store: Store) -> str:
     return table(["", *(shown.removeprefix("test/") for shown in experiment.shows)], rows)
 
 
-def _one_pass(
-    store: Store, first: str, second: str, temperature: float | None = None, outcomes: str = "greedy"
-) -> Interval:
+def _one_pass(store: Store, first: str, second: str, of_sessions: bool = False, outcomes: str = "greedy") -> Interval:
     """Return the difference between two methods on SmolLM2, paired by seed and problem.
 
     Args:
         store: results.
-        first, second: methods of one pass, or with a temperature ratios of sessions.
-        temperature: temperature of the answers in sessions.
+        first, second: methods.
+        of_sessions: whether they are ratios of sessions.
         outcomes: `"greedy"` answers, or `"right"` ones of eight samples.
     """
-    one_pass = wrong_answers.in_one_pass() if temperature is None else wrong_answers.of_sessions(temperature)
+    one_pass = wrong_answers.of_sessions(wrong_answers.WARM) if of_sessions else wrong_answers.in_one_pass()
     ends = [one_pass.ends(store, name) for name in (first, second)]
     if not all(len(end) == len(one_pass.seeds) for end in ends):
         raise Unfinished(f"{first} or {second} has not been run")
@@ -460,10 +458,8 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
         "one_pass_dpo": (wrong_answers.BALANCED, wrong_answers.DPO),
         "one_pass_grpo": (wrong_answers.BALANCED, wrong_answers.GRPO),
         "one_pass_default": (wrong_answers.REPEATED, wrong_answers.DEFAULT),
-        "sessions_warm": (wrong_answers.SEGMENTS, wrong_answers.GOOD, wrong_answers.WARM),
-        "sessions_warm_default": (wrong_answers.SEGMENTS, wrong_answers.WHOLE, wrong_answers.WARM),
-        "sessions": (wrong_answers.SEGMENTS, wrong_answers.GOOD, 1.0),
-        "sessions_sampled": (wrong_answers.SEGMENTS, wrong_answers.GOOD, 1.0, "right"),
+        "sessions": (wrong_answers.SEGMENTS, wrong_answers.GOOD, True),
+        "sessions_sampled": (wrong_answers.SEGMENTS, wrong_answers.GOOD, True, "right"),
     }),
     (_turns, {
         "turns_primary": (turns.PER_TURN, turns.END),

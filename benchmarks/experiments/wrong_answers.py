@@ -54,8 +54,8 @@ TO_COME = ("misconception-10", "sure-3", "wanders-10")  # of one rule, not publi
 WARM_METHODS = (REPEATED, WEIGHTED)  # methods of which iterations on SmolLM2 are published
 ONE_PASS = (BALANCED, REPEATED, DEFAULT, UNTAPERED, KTO, DPO, GRPO)
 # Levels of the ratio of sessions, see `benchmarks.sessions`. A session is drawn for each update.
-SEGMENTS, GOOD, WHOLE = "segments", "good sessions repeated", "TOPR's ratio"
-LEVELS = {SEGMENTS: "segment 64", GOOD: sessions.REPEATED, WHOLE: "sequence"}
+SEGMENTS, GOOD = "segments", "good sessions repeated"
+LEVELS = {SEGMENTS: "segment 64", GOOD: sessions.REPEATED}
 PARTS, SESSION_ROWS = 8, 32 * BATCH_ROWS  # answers of a session, and in all updates
 SOLVED = "end/unsolved/pass@8"
 SHOWS = (SOLVED, "end/unsolved/greedy", "end/greedy", "end/pass@1", "end/pass@8")
@@ -200,7 +200,7 @@ def in_one_pass(names: Iterable[str] = ONE_PASS, seeds: int = 8, rows: str = "",
 def of_sessions(temperature: float) -> Experiment:
     """Return the comparison of ratios of sessions on SmolLM2, with answers of a temperature."""
     rows = f", sessions of {PARTS} answers of temperature {temperature:g}"
-    return in_one_pass(LEVELS if temperature == WARM else (SEGMENTS, GOOD), 3, rows, temperature=temperature)
+    return in_one_pass(LEVELS, 3, rows, temperature=temperature)
 
 
 def before(base: str) -> Experiment:
@@ -214,7 +214,7 @@ def before(base: str) -> Experiment:
 
 def experiments(store: Store) -> list[Experiment]:
     """Return the published comparisons."""
-    return [*over_iterations(), before(pretrained.SMOL), in_one_pass(), *map(of_sessions, (WARM, 1.0))]
+    return [*over_iterations(), before(pretrained.SMOL), in_one_pass(), of_sessions(WARM)]
 
 
 def over_iterations() -> list[Experiment]:
@@ -238,7 +238,7 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
     found = [*experiments(store), *map(of_base, TO_COME)]
     for base in pretrained.BASES:
         if has_copies(base):
-            found += on_pretrained(base)
+            found += [*on_pretrained(base), *([of_sessions(1.0)] if base == pretrained.SMOL else [])]
     return once([cell for experiment in found for cell in experiment.cells(store)])
 
 

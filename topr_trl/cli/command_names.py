@@ -145,10 +145,10 @@ def _hint(command: str, name: str, names: Collection[str], others: Sequence[str]
     """Return a hint about a setting that a command does not take. `others` are the commands that take the setting."""
     if name == "resume_from_checkpoint":
         return "Run a stopped command again, and it continues from its last checkpoint."
-    if name.startswith(("eval_", "do_eval")):
-        return "Commands do not evaluate during training. Use topr evaluate after it."
     if others:
         return f"It is a setting of topr {', '.join(others)}."
+    if name.startswith(("eval_", "do_eval")):
+        return "Commands do not evaluate during training. Use topr evaluate after it."
     if similar := get_close_matches(name, names, 1):
         return f"Did you mean --{similar[0]}?"
     return f"topr {command} --help lists its settings."
