@@ -129,7 +129,7 @@ def test_each_answer_keeps_its_own_reward(store):
 @pytest.mark.parametrize(("rating", "answer", "words"), [(1, 2, "whole rollout has"), ([None, 1], 0, "Answer 2 has")])
 def test_a_rollout_has_one_reward_or_rewards_of_answers(store, rating, answer, words):
     graded(store, rating=rating)
-    with pytest.raises(ValueError, match=rf"{words} the reward rating.*remove"):
+    with pytest.raises(ValueError, match=rf"{words} a reward named rating.*remove"):
         store.set_reward("r", "rating", 1, None, answer)
     store.set_reward("r", "test", 1, None, answer)  # Another name has rewards of its own.
 
