@@ -6,8 +6,8 @@ The problems that a first draw of the untrained model never solves are the *unso
 draws. Those of which no draw had a right answer so far are *unseen*: only wrong answers can raise their chance.
 
 A recipe makes rows and their R from the completions of an iteration. Each recipe reads as many rows as there are
-completions, except right answers once. In one iteration on SmolLM2 (`benchmarks.pretrained`), TRL's trainers are
-compared, too, and ratios of sessions of several answers.
+completions, except right answers once. One iteration on SmolLM2 (`benchmarks.pretrained`) also compares TRL's
+trainers, and ratios of sessions (one reward for several answers).
 """
 
 from collections.abc import Iterable

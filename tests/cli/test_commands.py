@@ -113,7 +113,11 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
             "resume_from_checkpoint",
             "Run a stopped command again, and it continues from its last checkpoint.",
         ),
-        ("iterate", "eval_strategy", "Commands do not evaluate during training. Use topr evaluate after it."),
+        (
+            "iterate",
+            "eval_strategy",
+            "Remove it: commands do not evaluate during training. Use topr evaluate after it.",
+        ),
         ("train", "num_generations_eval", "It is a setting of topr iterate, trial, evaluate, plan."),
     ],
 )
@@ -445,10 +449,8 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
     assert "pass@4" in printed
     assert printed.endswith("Evaluated the rows in rollouts. Tables, JSON and a plot are in results/.\n")
     # A finished stage does not run again, and says so before the same text.
-    assert (
-        run("score", *here)
-        == f"Nothing to do: rollouts was finished before.\n{found}.\nRows with rewards in rollouts/: 12.\n"
-    )
+    again = "Nothing to do: topr score had already finished in rollouts."
+    assert run("score", *here) == f"{again}\n{found}.\nRows with rewards in rollouts/: 12.\n"
 
 
 def read(folder):

@@ -179,6 +179,8 @@ def test_a_list_with_an_empty_completion(tmp_path):
 def test_ranks_can_have_rewards(tmp_path):
     given = ("--reward_fields", "rank", "--label_values", "1=1", "2=-1")
     assert imported(tmp_path, "question,answer,rank\na,b,1\na,c,2\n", "a.csv", *given)["reward"][:] == [1.0, -1.0]
+    table = "question,answer,reciprocal_rank\na,b,1\na,c,0.5\n"
+    assert imported(tmp_path, table, "b.csv", "--reward_fields", "reciprocal_rank")["reward"][:] == [1.0, 0.5]
 
 
 def test_a_label_can_mean_no_reward(tmp_path, capsys):

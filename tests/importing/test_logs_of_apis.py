@@ -80,7 +80,11 @@ def test_a_batch_of_responses(tmp_path):
         ({"input": "a"}, [{"type": "web_search_call", "id": "w"}, SAID], "item of type web_search_call"),
         ({"input": [{"type": "item_reference", "id": "m"}]}, [SAID], "item_reference.*store=false"),
         ({"input": [{"id": "m"}]}, [SAID], "item_reference.*store=false"),
-        ({"input": "a", "tools": [{"type": "web_search"}]}, [SAID], "the tool web_search, which is no function"),
+        (
+            {"input": "a", "tools": [{"type": "web_search"}]},
+            [SAID],
+            "the tool web_search, and rows can only have functions",
+        ),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, [SAID], "input_image: .* only text"),
         ({"messages": []}, [SAID], "its request has no input"),
     ],

@@ -70,7 +70,7 @@ def test_text_and_unknown_forms_of_langfuse():
         with pytest.raises(NotOfFormat, match=why):
             langfuse.FORMAT.rows({**OBSERVATION, "input": given, "output": output})
     assert langfuse.FORMAT.rows({**OBSERVATION, "output": None}) == []
-    with pytest.raises(Unusable, match="its request has n, and Langfuse joins the choices"):
+    with pytest.raises(Unusable, match=r"modelParameters\.n is 2, and Langfuse joins the choices"):
         langfuse.FORMAT.rows({**OBSERVATION, "output": "1212", "modelParameters": {"n": 2}})
 
 

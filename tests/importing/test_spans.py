@@ -212,6 +212,11 @@ def test_parts_of_the_vercel_ai_sdk():
     parts[1] = {"type": "tool-result", "toolCallId": "c1", "output": {"type": "content", "value": content}}
     (row,) = read({**attributes, "ai.prompt.messages": json.dumps(in_one)})
     assert turns(row["prompt"])[2] == ("tool", "4", None, [])
+    for field in ({"type": "text", "name": "email"}, {"type": ["string", "null"]}):  # data, and no parts
+        parts[1] = {"type": "tool-result", "toolCallId": "c1", "result": [field]}
+        (row,) = read({**attributes, "ai.prompt.messages": json.dumps(in_one)})
+        assert turns(row["prompt"])[2] == ("tool", json.dumps([field]), None, [])
+    parts[1] = {"type": "tool-result", "toolCallId": "c1", "output": {"type": "content", "value": content}}
     content.append({"type": "media", "data": "iVBORw0KGgo=", "mediaType": "image/png"})
     with pytest.raises(Unusable, match="a message has media"):
         read({**attributes, "ai.prompt.messages": json.dumps(in_one)})

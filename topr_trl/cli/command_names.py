@@ -147,8 +147,8 @@ def _hint(command: str, name: str, names: Collection[str], others: Sequence[str]
         return "Run a stopped command again, and it continues from its last checkpoint."
     if others:
         return f"It is a setting of topr {', '.join(others)}."
-    if name.startswith(("eval_", "do_eval")):
-        return "Commands do not evaluate during training. Use topr evaluate after it."
+    if name.startswith(("eval_", "do_", "load_best_", "metric_for_", "greater_is_")):
+        return "Remove it: commands do not evaluate during training. Use topr evaluate after it."
     if similar := get_close_matches(name, names, 1):
         return f"Did you mean --{similar[0]}?"
     return f"topr {command} --help lists its settings."

@@ -50,6 +50,6 @@ def run(command: str, given: list[str]) -> None:
     before = stage.entry()
     # Only the main process gets an entry. The loop prints a line for each of its stages.
     if (done := stage.run()) and LOOP not in os.environ:
-        repeated = f"Nothing to do: {stage.folder} was finished before." if done == before else ""
+        repeated = f"Nothing to do: topr {command} had already finished in {stage.folder}." if done == before else ""
         lines = (repeated, stage.summary(done), stage.outcome.format(**done, folder=stage.folder), stage.next_steps())
         print(*filter(None, lines), sep="\n", flush=True)

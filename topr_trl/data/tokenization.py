@@ -61,7 +61,7 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
         raise ValueError("the completion is empty")
     if not prompt:
         raise ValueError("the prompt is empty")
-    if isinstance(prompt, str) and _MESSAGES.match(prompt):
+    if isinstance(prompt, str) and _MESSAGES.match(prompt) and prompt.rstrip().endswith("]"):
         raise ValueError("its prompt is JSON text of messages. Write a list, or use topr import --format table")
     if row.get(MASK) is not None and not row.get("completion_ids"):
         raise ValueError(

@@ -104,7 +104,8 @@ class Envelope:
             more = ": set --requests to the input file of the batch" if is_of_batch else f"; it has {names}"
             raise NotOfFormat(f"it has no request{more}")
         if not isinstance(given, Mapping):
-            given = {"messages" if isinstance(given, list) else "prompt": given, "input": given}
+            input = {"input": given} if self._text_in(record) is None else {}  # JSON of a model is no response
+            given = {"messages" if isinstance(given, list) else "prompt": given, **input}
         beside = {"tools": value_at(record, *self.tools), "instructions": value_at(record, *self.system)}
         parts = [each for path in self.settings if isinstance(each := value_at(record, path), Mapping)]
         parts.append(given["body"] if isinstance(given.get("body"), Mapping) else given)

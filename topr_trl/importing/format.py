@@ -159,7 +159,7 @@ class Format:
         names_rollouts (`bool`, defaults to `False`): Whether users name the rollouts, so that two files can have
             rollouts of the same name. The importer then adds the subfolder of the file to the name.
         chat (`bool`, defaults to `False`): Whether text becomes chat messages by default.
-        labels (`dict`, *optional*): Rewards of the format's own labels. `--label_values` replaces them.
+        labels (`dict`, *optional*): Rewards of the format's own labels. `--label_values` has precedence.
         skips_unrewarded (`bool`, defaults to `False`): Whether rewards can come later. Records without a reward are
             then skipped by default, and a missing field of `reward_fields` counts as null.
         choices (`Callable`, *optional*): Function that returns the `Choices` of a record, for a format whose fields

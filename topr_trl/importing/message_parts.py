@@ -98,7 +98,7 @@ def split_parts(content: Any, calls: Sequence[Row] = ()) -> tuple[str, str]:
 
 
 def result_text(value: Any) -> str:
-    """Return the text of a tool's result: text, the text of a list of parts, or JSON of any other value.
+    """Return the text of a tool's result: text, the text of a list of only parts, or JSON of any other value.
 
     Args:
         value (`Any`): Result.
@@ -106,8 +106,13 @@ def result_text(value: Any) -> str:
     Raises:
         Unusable: a part is not text, for instance an image.
     """
-    kinds = {each.get("type") for each in value if isinstance(each, Mapping)} if isinstance(value, list) else set()
-    return text_of(value) if isinstance(value, str) or kinds & {*_TEXT, "image", "media"} else json.dumps(value)
+    are_parts = isinstance(value, list) and value and all(map(_is_part, value))
+    return text_of(value) if isinstance(value, str) or are_parts else json.dumps(value)
+
+
+def _is_part(each: Any) -> bool:
+    kind = each.get("type") if isinstance(each, Mapping) else None
+    return kind in ("image", "media") or (kind in _TEXT and isinstance(each.get("text", each.get("content")), str))
 
 
 def _string(part: Mapping[str, Any], *names: str) -> str:

@@ -42,8 +42,8 @@ class RecordRewards:
 
     def __init__(self, args: ReadingArguments, format: Format) -> None:
         self.args, self.format = args, format
-        of_format = format.labels and {**_KNOWN_LABELS, **format.labels}
-        self.labels = of_format if args.labels is None else args.labels
+        of_format = format.labels and {**_KNOWN_LABELS, **format.labels, **(args.labels or {})}
+        self.labels = of_format or args.labels
         self.by_id = read_by_id(args.rewards, ("id",), ("reward",))
         self.read_from = " + ".join(args.reward_fields or ())  # otherwise, field of earlier records
 
@@ -138,7 +138,9 @@ class RecordRewards:
             NotOfFormat: the field is a rank, and `label_values` does not give the rewards of ranks.
         """
         # Ratings of annotation tools are no longer ranks, see `annotated_answers.ranked`.
-        if words_of(name)[-1:] in (["rank"], ["ranking"]) and not self.labels and not name.startswith(f"{RATINGS}."):
+        *before, last = words_of(name) or [""]
+        is_rank = last in ("rank", "ranks", "ranking") and not {"reciprocal", "percentile"} & {*before}
+        if is_rank and not self.labels and not name.startswith(f"{RATINGS}."):
             raise NotOfFormat(
                 f"its {name} is a rank, and the lowest rank is often the best. Give each rank a reward: --label_values "
                 "1=1 2=0 3=-1"

@@ -133,7 +133,7 @@ def _functions(tools: Any) -> Any:
     """
     others = {tool.get("type") for tool in tools or () if tool.get("type", "function") != "function"}
     if others:
-        raise Unusable(f"its request has the tool {', '.join(map(str, others))}, which is no function")
+        raise Unusable(f"its request has the tool {', '.join(map(str, others))}, and rows can only have functions")
     return [{name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
             if "function" not in tool else tool for tool in tools or ()]  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Read requests and answers of the Vercel AI SDK, whose messages have parts such as `tool-call` and `tool-result`."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,7 +66,11 @@ def _message(role: str, parts: list[Record]) -> Row:
 def _result(part: Record) -> str:
     """Return the text of a result: version 5 of the SDK has it in `output`, and earlier versions in `result`."""
     value: Any = part.get("output", part.get("result"))
-    return result_text(value["value"] if isinstance(value, Mapping) and set(value) >= {"type", "value"} else value)
+    if isinstance(value, Mapping) and set(value) >= {"type", "value"}:
+        if value["type"] == "json" and not isinstance(value["value"], str):
+            return json.dumps(value["value"])
+        value = value["value"]
+    return result_text(value)
 
 
 DIALECT = Dialect(

@@ -97,7 +97,7 @@ def _completion(record: Record, name: str) -> Any:
         asked = [n for n, each in enumerate(found) if each["role"] == "user"]
         ends = {str(n): end for n, end in enumerate([*asked[1:], None], 1)}
         turn = _text(record.get("turn"))
-        if turn not in (*ends, "", "none", "nan"):
+        if asked and turn not in (*ends, "", "none", "nan"):
             raise NotOfFormat(
                 f"its turn is {turn!r}, and its {name} has {len(asked)} questions. Count turns from 1. To read whole "
                 "conversations, set --ignore_fields turn"
@@ -152,7 +152,8 @@ def _by_verdict(record: Record) -> tuple[str, str] | None:
     why = (
         f"{', '.join(verdicts)} name different ones as the better one" if verdicts else "no field names the better one"
     )
-    has_verdict = any(value not in (None, "") for name, value in record.items() if _VERDICT & {*words_of(name)})
+    others = {name: value for name, value in record.items() if name not in sides and value != ""}
+    has_verdict = any(_may_be_verdict(name, value, [*sides.values()]) for name, value in others.items())
     error = NotOfFormat if has_verdict else Unrewarded
     raise error(
         f"it has two completions, {first} and {second}, and {why}. Write {first}, {second} or tie in a field winner, "

@@ -80,10 +80,12 @@ def _left_out(record: Record) -> LeftOut | None:
     if not _is_generation(record):
         scores = record.get("scores")  # of an observation in a downloaded trace
         return not_a_call(scores if isinstance(scores, dict) else {}, "traceId")
-    several = value_at(record, "modelParameters.n", "model_parameters.n") not in (None, 1)
-    if several and not isinstance(parsed_json(record["output"]), list):
-        raise Unusable("its request has n, and Langfuse joins the choices of a stream to one")
-    return LeftOut.FAILED if record.get("level") == "ERROR" else None if parsed_json(record["input"]) else LeftOut.EMPTY
+    if record.get("level") == "ERROR":
+        return LeftOut.FAILED
+    count, output = value_at(record, "modelParameters.n", "model_parameters.n"), parsed_json(record["output"])
+    if str(count) not in ("None", "1") and isinstance(output, str) and output:
+        raise Unusable(f"its modelParameters.n is {count}, and Langfuse joins the choices of a stream to one text")
+    return None if parsed_json(record["input"]) else LeftOut.EMPTY
 
 
 def _is_observation(record: Record) -> bool:

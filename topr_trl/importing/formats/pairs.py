@@ -21,8 +21,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
     Raises:
         NotOfFormat: the prompt is missing, the system prompt may be a name, or see `table.plain`.
-        Unusable: the pair has images, sounds or videos, `chosen` and `rejected` have different types, the provider
-            defines a tool, or see `check_one_turn`, `_split_messages` and `table.plain`.
+        Unusable: the pair has images, sounds or videos, `chosen` and `rejected` have different types, there are two
+            system prompts, the provider defines a tool, or see `check_one_turn`, `_split_messages` and `table.plain`.
     """
     check_only_text(record, "it")
     chosen, rejected = (plain(record[name], name) for name in ("chosen", "rejected"))
@@ -47,7 +47,9 @@ def rows(record: Record) -> list[Row | LeftOut]:
     for text in (chosen, rejected):
         if isinstance(text, str):
             check_one_turn(text)
-    if (system := system_of(record)) and (isinstance(prompt, str) or prompt[0]["role"] != "system"):
+    system = system_of(record)
+    own = None if isinstance(prompt, str) or prompt[0]["role"] != "system" else prompt[0]["content"]
+    if system and own != system:
         prompt = with_system(prompt, system)
     if isinstance(prompt, list) and isinstance(chosen, str):
         chosen, rejected = (plain([{"role": "assistant", "content": text}], "chosen") for text in (chosen, rejected))
