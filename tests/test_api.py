@@ -15,6 +15,7 @@ from trl import ModelConfig
 import topr_trl
 from topr_trl.cli.command_names import commands
 from topr_trl.cli.parsing import settings_class, settings_of
+from topr_trl.pipeline.settings import NOT_FOR_COMMANDS
 
 WRITTEN = Path(__file__).with_name("api.txt")
 
@@ -39,8 +40,8 @@ def settings_beyond_trl(command: str) -> list[str]:
     of_model = {field.name for field in dataclasses.fields(ModelConfig)}
     theirs = {field.name for field in dataclasses.fields(kind) if field.init} - own - of_model
     refused = theirs - set(settings_of(command))
-    if theirs and len(refused) <= 1:
-        but = f" but {', '.join(refused)}" if refused else ""
+    if theirs and refused <= {*NOT_FOR_COMMANDS}:
+        but = f" but {', '.join(sorted(refused))}" if refused else ""
         return [*lines, f"    all settings of TRL's SFTConfig{but}"]
     return [*lines, *(f"    --{name} of SFTConfig" for name in sorted(theirs & set(settings_of(command))))]
 
