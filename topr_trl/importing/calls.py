@@ -104,8 +104,10 @@ class Envelope:
             more = ": set --requests to the input file of the batch" if is_of_batch else f"; it has {names}"
             raise NotOfFormat(f"it has no request{more}")
         if not isinstance(given, Mapping):
-            input = {"input": given} if self._text_in(record) is None else {}  # JSON of a model is no response
-            given = {"messages" if isinstance(given, list) else "prompt": given, **input}
+            asked = {"messages" if isinstance(given, list) else "prompt": given}
+            if self._text_in(record) is None:  # JSON that a model wrote is not read as a response to `input`.
+                asked["input"] = given
+            given = asked
         beside = {"tools": value_at(record, *self.tools), "instructions": value_at(record, *self.system)}
         parts = [each for path in self.settings if isinstance(each := value_at(record, path), Mapping)]
         parts.append(given["body"] if isinstance(given.get("body"), Mapping) else given)

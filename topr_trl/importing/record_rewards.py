@@ -42,8 +42,8 @@ class RecordRewards:
 
     def __init__(self, args: ReadingArguments, format: Format) -> None:
         self.args, self.format = args, format
-        of_format = format.labels and {**_KNOWN_LABELS, **format.labels, **(args.labels or {})}
-        self.labels = of_format or args.labels
+        own = args.labels or {}
+        self.labels = {**_KNOWN_LABELS, **format.labels, **own} if format.labels else args.labels
         self.by_id = read_by_id(args.rewards, ("id",), ("reward",))
         self.read_from = " + ".join(args.reward_fields or ())  # otherwise, field of earlier records
 

@@ -137,7 +137,7 @@ def advice_on_rows(counts: dict[str, int], repeats: bool) -> list[str]:
 
     Args:
         counts (`dict[str, int]`): Number of problems of each kind in `KINDS`. Other names are ignored.
-        repeats (`bool`): Whether the model was trained on repeated right answers, so advising this is of no use.
+        repeats (`bool`): Whether the model was trained on repeated right answers. Then no advice says to repeat them.
     """
     done = {"always right", "some right answers"} if repeats else {"always right"}
     known = {kind: count for kind, count in counts.items() if kind in KINDS and kind not in done}
