@@ -10,7 +10,7 @@ from test_openai_chat import imported
 from topr_trl.importing.content_blocks import messages_of
 from topr_trl.importing.dialects import anthropic, bedrock, gemini, ollama, ollama_generate
 from topr_trl.importing.format import LeftOut, NotOfFormat
-from topr_trl.importing.formats import bedrock_log, messages
+from topr_trl.importing.formats import bedrock_log, comparisons, messages, pairs, table
 from topr_trl.importing.recognition import format_of
 
 THOUGHT, HIDDEN, SAID, CALL = ANTHROPIC["response"]["content"]
@@ -89,6 +89,22 @@ def test_results_keep_their_place():
     given = {"role": "user", "content": [TEXT, RESULT, {**RESULT, "content": "LICENSE"}, TEXT]}
     roles = [(turn["role"], turn["content"]) for turn in messages_of(given)]
     assert roles == [("user", "Now?"), ("tool", "README"), ("tool", "LICENSE"), ("user", "Now?")]
+
+
+@pytest.mark.parametrize("form", [table, pairs, comparisons])
+def test_tables_with_blocks(form):
+    """A prompt in a table can have calls and results as blocks, like the messages of a request."""
+    prompt = [{"role": "user", "content": "Files?"}, TURN, {"role": "user", "content": [RESULT, TEXT]}]
+    both = [[*prompt, {"role": "assistant", "content": text}] for text in ("One.", "None.")]
+    record = {"prompt": prompt, "completion": both[0][-1:], "reward": 1}
+    if form is not table:
+        record = dict(zip(("chosen", "rejected"), both, strict=True))
+    if form is comparisons:
+        record = {"response_a": both[0], "response_b": both[1], "winner": "a"}
+    for row in form.FORMAT.rows(record):
+        assert [turn["role"] for turn in row["prompt"]] == ["user", "assistant", "tool", "user"]
+        assert row["prompt"][1]["tool_calls"]
+        assert row["prompt"][2]["tool_call_id"]
 
 
 def test_a_rated_answer_after_results_of_tools():

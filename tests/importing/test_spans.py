@@ -337,7 +337,7 @@ def test_messages_of_llama_index_in_mlflow():
         ((row,),) = read_mlflow(trace(given))
         assert turns(row["prompt"]) == [ASKED[0], ("user", "Legs?", None, []), ("tool", "FOUR", None, [])]
         assert row["prompt"][-1]["tool_call_id"] == "c"
-        assert turns(row["completion"]) == [("assistant", None, thinking, [LEGS])]
+        assert turns(row["completion"]) == [("assistant", "", thinking, [LEGS])]
         assert (row["model"], row["temperature"]) == ("m", 0.3)
     for unknown, why in (({"block_type": "image"}, "has image"), ({"kind": "text"}, "it has blocks")):
         with pytest.raises(NotOfFormat, match=why):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
+from topr_trl.importing.content_blocks import text_or_messages
 from topr_trl.importing.field_names import normalized, words_of
 from topr_trl.importing.format import IGNORED, Choices, Format, LeftOut, NotOfFormat, Record, Unrewarded
 from topr_trl.importing.formats import pairs
@@ -73,7 +74,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
         worse = [message({"role": "assistant", "content": worse})] if isinstance(worse, str) else worse
     lists = [name for name, value in rest.items() if is_messages(parsed_json(value))]
     if "prompt" not in rest and len(lists) == 1:
-        rest["messages"] = [message(each) for each in parsed_json(rest.pop(lists[0]))]
+        rest["messages"] = text_or_messages(parsed_json(rest.pop(lists[0])))
     elif _is_texts(parsed_json(rest.get("prompt"))):
         del rest["prompt"]  # The completions now have the questions, see `_completion`.
     return pairs.rows({**rest, "chosen": better, "rejected": worse})
@@ -93,7 +94,7 @@ def _completion(record: Record, name: str) -> Any:
     if isinstance(value, Mapping):
         return [message(value)]
     if is_messages(value):
-        found = [message(each) for each in value]
+        found = text_or_messages(value)
         asked = [n for n, each in enumerate(found) if each["role"] == "user"]
         ends = {str(n): end for n, end in enumerate([*asked[1:], None], 1)}
         turn = _text(record.get("turn"))

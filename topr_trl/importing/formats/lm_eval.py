@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
+from topr_trl.importing.content_blocks import text_or_messages
 from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable, has
-from topr_trl.importing.openai_messages import text_or_messages
 from topr_trl.importing.row_table import Row
 
 # Fields of a sample that are not metrics. All other fields can be metrics if a sample does not list its `metrics`.

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
+from topr_trl.importing.content_blocks import text_or_messages
 from topr_trl.importing.format import Format, LeftOut, Record, Unusable
 from topr_trl.importing.joined_records import LINES, joined_by
-from topr_trl.importing.openai_messages import check_roles, message, text_or_messages
+from topr_trl.importing.openai_messages import check_roles, message
 from topr_trl.importing.record_fields import DifferentRatings, inner_value, values_by_name
 from topr_trl.importing.row_table import Row
 

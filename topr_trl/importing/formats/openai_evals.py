@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from topr_trl.importing.content_blocks import text_or_messages
 from topr_trl.importing.format import Format, LeftOut, Record
-from topr_trl.importing.openai_messages import check_roles, finish_reason, text_or_messages
+from topr_trl.importing.openai_messages import check_roles, finish_reason
 from topr_trl.importing.record_fields import first_listed, rewards_in, values_by_name
 from topr_trl.importing.row_table import Row
 

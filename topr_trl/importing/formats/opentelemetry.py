@@ -12,7 +12,7 @@ from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.calls import COLUMNS_OF_CALLS, Dialect, Envelope, not_a_call
 from topr_trl.importing.dialects import genai_parts, openai, openai_completions, vercel
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
-from topr_trl.importing.message_parts import parsed_json, split_parts
+from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.record_fields import inner_value, rewards_in, value_at, values_by_name
 from topr_trl.importing.row_table import Row
 from topr_trl.importing.span_attributes import attributes_of, missing_in, nested
@@ -186,8 +186,7 @@ def _of_openinference(given: Record) -> Record:
     message = dict(given.get("message", given))
     calls = [nested(nested(each)["tool_call"]) for each in message.get("tool_calls") or ()]
     if message.get("contents"):
-        text, thinking = split_parts([nested(part)["message_content"] for part in message["contents"]])
-        message |= {"content": text, "reasoning_content": thinking or None}
+        message["content"] = [nested(part)["message_content"] for part in message["contents"]]
     name = message.get("function_call_name")  # OpenInference's name for OpenAI's `function_call`.
     if name and message.get("role") == "assistant":
         message["function_call"] = {"name": name, "arguments": message.get("function_call_arguments_json")}

@@ -5,9 +5,10 @@ from typing import Any
 
 import yaml
 
+from topr_trl.importing.content_blocks import text_or_messages
 from topr_trl.importing.format import Format, LeftOut, Record, Unusable
 from topr_trl.importing.message_parts import assistant, is_messages, parsed_json
-from topr_trl.importing.openai_messages import check_roles, finish_reason, text_or_messages
+from topr_trl.importing.openai_messages import check_roles, finish_reason
 from topr_trl.importing.record_fields import inner_value, value_at
 from topr_trl.importing.row_table import Row
 

@@ -8,6 +8,7 @@ from typing import Any
 from topr_trl.data.rows import TURN_REWARDS
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.calls import sampling_of
+from topr_trl.importing.content_blocks import text_or_messages
 from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, REWARDS, Kind, kind_of, normalized
 from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
@@ -18,7 +19,6 @@ from topr_trl.importing.openai_messages import (
     finish_reason,
     finish_reason_of,
     template_columns,
-    text_or_messages,
 )
 from topr_trl.importing.row_table import Row
 

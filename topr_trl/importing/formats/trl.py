@@ -6,8 +6,8 @@ from pathlib import Path
 from topr_trl.data.chat_templates import is_learned
 from topr_trl.data.tables import read_shard
 from topr_trl.importing.completions import check_one_turn
+from topr_trl.importing.content_blocks import text_or_messages
 from topr_trl.importing.format import IGNORED, Format, NotOfFormat, Record, has
-from topr_trl.importing.openai_messages import text_or_messages
 from topr_trl.importing.row_table import Row
 
 _FIXED = frozenset({"step", "prompt", "completion", "advantage"})

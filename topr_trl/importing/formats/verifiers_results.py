@@ -3,8 +3,9 @@
 Before 0.1.14, the number of an example is in `id` instead of `example_id`, and the tools are in `info.oai_tools`.
 """
 
+from topr_trl.importing.content_blocks import text_or_messages
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record
-from topr_trl.importing.openai_messages import text_or_messages, tools_as_json
+from topr_trl.importing.openai_messages import tools_as_json
 from topr_trl.importing.record_fields import value_at
 from topr_trl.importing.row_table import Row
 from topr_trl.importing.token_turns import as_rollout, join_turns
