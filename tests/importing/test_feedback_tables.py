@@ -171,6 +171,14 @@ def test_a_record_without_a_column_for_the_reward_can_be_skipped(tmp_path, capsy
     assert imported(tmp_path, "\n".join(lines), "b.jsonl", "--skip_unrewarded")["reward"][:] == [1.0]
 
 
+@pytest.mark.parametrize("name", ["loss_mask", "response_mask"])
+def test_text_of_others_in_a_completion_is_refused(name):
+    record = {"prompt": "2+2?", "response": "Run: 4. It is 4.", "reward": 1, name: [1, 0, 1]}
+    with pytest.raises(NotOfFormat, match="completion has tool or user messages"):
+        table.FORMAT.rows(record)
+    assert table.FORMAT.rows({**record, name: [1, 1, 1]})
+
+
 def test_a_list_with_an_empty_completion(tmp_path):
     rows = imported(tmp_path, json.dumps({"question": "a", "generations": ["b", None], "ratings": [5, 1]}), "a.jsonl")
     assert [(said(row)[1][1], row["reward"]) for row in rows] == [("b", 5.0)]

@@ -99,6 +99,11 @@ def test_thinking_of_openinference_and_json_text_of_openllmetry():
     (row,) = read({"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "Name a cat as JSON.",
                    "gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": answer})  # fmt: skip
     assert turns(row["completion"]) == [("assistant", answer, None, [])]
+    of_bedrock = [{"reasoningContent": {"reasoningText": {"text": "Hm."}}}, {"text": "Tom"}]
+    (row,) = read({"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "Name a cat.",
+                   "gen_ai.completion.0.role": "assistant",
+                   "gen_ai.completion.0.content": json.dumps(of_bedrock)})  # fmt: skip
+    assert turns(row["completion"]) == [("assistant", "Tom", "Hm.", [])]
 
 
 @pytest.mark.parametrize(

@@ -199,9 +199,11 @@ def _of_openllmetry(given: Record) -> Record:
     Assistant messages without calls, and messages whose content is not a list of parts, are returned unchanged.
     """
     parts = parsed_json(given.get("content"))
-    is_parts = isinstance(parts, list) and parts and all(inner_value(part, "type") is not None for part in parts)
+    is_list = isinstance(parts, list) and bool(parts)
+    is_parts = is_list and all(inner_value(part, "type") is not None for part in parts)
     is_own = given.get("role") == "assistant" and not given.get("tool_calls")  # The model can write JSON.
-    return {**given, "content": parts} if is_parts and not is_own else given
+    has_thinking = is_list and any(inner_value(part, "reasoningContent") is not None for part in parts)  # of Bedrock
+    return {**given, "content": parts} if has_thinking or (is_parts and not is_own) else given
 
 
 def _like_openai(message: Callable[[Record], Record], tool: Callable[[Record], Record]) -> Dialect:

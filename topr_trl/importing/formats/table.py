@@ -8,6 +8,7 @@ from typing import Any
 from topr_trl.data.rows import TURN_REWARDS
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.calls import sampling_of
+from topr_trl.importing.completions import HAS_OTHERS
 from topr_trl.importing.content_blocks import text_or_messages
 from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, REWARDS, Kind, kind_of, normalized
 from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Record, Unusable
@@ -25,6 +26,7 @@ from topr_trl.importing.row_table import Row
 _SYSTEM = ("system", "system_prompt", "system_message", "system_instruction")
 # Columns that the import of a table cannot keep.
 _OF_ROWS = (TURN_REWARDS, "completion_ids", "prompt_ids", "completion_mask", "sampler_logps", "mu_logps")
+_MASKS = ("loss_mask", "response_mask")  # a zero is a token of the completion that the model did not write (slime)
 # Text with a list of objects that have roles holds messages. Other lists, such as an extracted table, remain text.
 _OBJECTS, _ROLE = re.compile(r"\s*\[\s*\{\s*['\"]"), re.compile(r"['\"]role['\"]\s*:")
 
@@ -105,8 +107,8 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     Raises:
         NotOfFormat: the column of the prompt or of the completion is missing, `plain` cannot read the prompt or a
             completion, the system prompt may be a name, or the record has a column of `_OF_ROWS`.
-        Unusable: the record has images, sounds or videos, `plain` cannot use a message, there are two system prompts,
-            a finish reason is new, or the provider defines a tool.
+        Unusable: the record has images, sounds or videos, a mask shows that the completion has text of others, `plain`
+            cannot use a message, there are two system prompts, a finish reason is new, or the provider defines a tool.
     """
     if name := next((name for name in _OF_ROWS if record.get(name) is not None), None):
         raise NotOfFormat(
@@ -116,6 +118,8 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     if is_failed(record):
         return [LeftOut.FAILED]
     check_only_text(record, "it")
+    if any(isinstance(record.get(name), list) and 0 in record[name] for name in _MASKS):
+        raise Unusable(HAS_OTHERS)
     prompt_name, completion_name = columns_of(record)
     prompt, completions = plain(record[prompt_name], prompt_name), _completions(record[completion_name])
     if not prompt:
