@@ -229,16 +229,18 @@ def one_pass_table(store: Store) -> str:
     return table(["", *(shown.removeprefix("test/") for shown in experiment.shows)], rows)
 
 
-def _one_pass(store: Store, first: str, second: str, of_sessions: bool = False, outcomes: str = "greedy") -> Interval:
+def _one_pass(
+    store: Store, first: str, second: str, sessions_at: float | None = None, outcomes: str = "greedy"
+) -> Interval:
     """Return the difference between two methods on SmolLM2, paired by seed and problem.
 
     Args:
         store: results.
         first, second: methods.
-        of_sessions: whether they are ratios of sessions.
+        sessions_at: temperature of the answers, if they are ratios of sessions.
         outcomes: `"greedy"` answers, or `"right"` ones of eight samples.
     """
-    one_pass = wrong_answers.of_sessions(wrong_answers.WARM) if of_sessions else wrong_answers.in_one_pass()
+    one_pass = wrong_answers.of_sessions(sessions_at) if sessions_at else wrong_answers.in_one_pass()
     ends = [one_pass.ends(store, name) for name in (first, second)]
     if not all(len(end) == len(one_pass.seeds) for end in ends):
         raise Unfinished(f"{first} or {second} has not been run")
@@ -378,6 +380,7 @@ def _rivals(store: Store, measure: str) -> list[Interval]:
 
 
 _RIVALS = ("DAPO (TRL's GRPO)", "DPO", "KTO")
+_OF_SESSIONS = (wrong_answers.SEGMENTS, wrong_answers.GOOD)
 _AGREEING, _SCATTERED = ("facts-agree", "facts-alone", "misconceptions"), ("facts-scattered",)
 _SHORT, *_LONG = [Setting(parts) for parts in (1, 4, 16, 64)]  # the long ones have at least 160 tokens
 _MISTAKES, _NOISY = [long_completions.EARLY, long_completions.LATE], [long_completions.NOISY]
@@ -458,8 +461,10 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
         "one_pass_dpo": (wrong_answers.BALANCED, wrong_answers.DPO),
         "one_pass_grpo": (wrong_answers.BALANCED, wrong_answers.GRPO),
         "one_pass_default": (wrong_answers.REPEATED, wrong_answers.DEFAULT),
-        "sessions": (wrong_answers.SEGMENTS, wrong_answers.GOOD, True),
-        "sessions_sampled": (wrong_answers.SEGMENTS, wrong_answers.GOOD, True, "right"),
+        "sessions": (*_OF_SESSIONS, wrong_answers.WARM),
+        "sessions_sampled": (*_OF_SESSIONS, wrong_answers.WARM, "right"),
+        "sessions_cold": (*_OF_SESSIONS, 1.0),
+        "sessions_cold_sampled": (*_OF_SESSIONS, 1.0, "right"),
     }),
     (_turns, {
         "turns_primary": (turns.PER_TURN, turns.END),

@@ -486,6 +486,9 @@ def test_events_and_printed_spans():
         with pytest.raises(NotOfFormat, match=why):
             opentelemetry.FORMAT.rows({"attributes": attributes})
     assert opentelemetry.FORMAT.rows({"attributes": {"http.method": "GET"}}) == ["other"]
+    for name in ({"eventName": "gen_ai.choice"}, {"attributes": {"event": {"name": "gen_ai.choice"}}}):
+        with pytest.raises(Unusable, match=r"its messages are in gen_ai\.choice, .* gen_ai\.output\.messages"):
+            opentelemetry.FORMAT.rows({"attributes": {}, **name})
 
 
 @pytest.mark.parametrize("operation", ["invoke_agent", "create_agent", "invoke_workflow"])

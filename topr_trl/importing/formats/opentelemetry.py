@@ -137,8 +137,10 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     unread = [name for name in ("events", _OF_ADK) if value_at(record, f"attributes.{name}") is not None]
     names = (str(event.get("name")) for event in record.get("events") or ())
     unread += [name for name in names if name.startswith("gen_ai.") and name != _RESULT]
+    if (logged := record.get("eventName") or value_at(record, "attributes.event.name")) == _CHOICE:
+        unread.append(logged)
     is_call = any(value_at(record, f"attributes.{path}") in values for path, values in _CALLS.items())
-    if is_call or _OF_ADK in unread:
+    if is_call or {_OF_ADK, _CHOICE} & {*unread}:
         if is_failed:
             return [LeftOut.FAILED]
         if unread:
@@ -153,7 +155,7 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     return [not_a_call(record.get("evaluations") or {}, "traceId or context.trace_id")]
 
 
-_OF_ADK = "gcp.vertex.agent.llm_request"
+_OF_ADK, _CHOICE = "gcp.vertex.agent.llm_request", "gen_ai.choice"  # attribute, and log record of older conventions
 
 
 def _check_whole(record: Record, paths: tuple[str, ...]) -> None:
