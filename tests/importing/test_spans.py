@@ -151,6 +151,25 @@ def test_messages_of_an_agent_without_instructions():
             read({**attributes, **added, "llm.invocation_parameters": json.dumps(fields)})
 
 
+def test_responses_in_openinference():
+    """OpenInference has a message for each item, so the row comes from the bodies of the request and the response."""
+    tool = {"type": "function", **TOOL}
+    request = {"model": "m", "input": "Legs?", "instructions": "Calculate.", "temperature": 0.7, "tools": [tool]}
+    items = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I ask."}]},
+             {"type": "function_call", "call_id": "c1", **LEGS}]  # fmt: skip
+    response = {"id": "r", "object": "response", "output": items, "status": "completed"}
+    bodies = {"input.value": json.dumps(request), "output.value": json.dumps(response)}
+    second = {f"llm.output_messages.1.message.{name}": value for name, value in
+              (("role", "assistant"), ("content", "I ask."))}  # fmt: skip
+    (row,) = read({**OPENINFERENCE, **second, **bodies})
+    assert turns(row["prompt"]) == [ASKED[0], ("user", "Legs?", None, [])]
+    assert turns(row["completion"]) == [("assistant", "I ask.", "Hm.", [LEGS])]
+    assert (row["temperature"], row["finish_reason"]) == (0.7, "stop")
+    with pytest.raises(Unusable, match="2 choices"):
+        read({**OPENINFERENCE, **second, **bodies, "input.value": "__REDACTED__"})
+
+
 @pytest.mark.parametrize("system", ["Calculate.", [{"type": "text", "text": "Calculate."}]])
 @pytest.mark.parametrize("name", ["system", "instructions"])
 def test_a_system_prompt_in_the_settings_of_openinference(name, system):

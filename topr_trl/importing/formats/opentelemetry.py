@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Dialect, Envelope, not_a_call
-from topr_trl.importing.dialects import genai_parts, openai, openai_completions, vercel
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Dialect, Envelope, is_answer, not_a_call
+from topr_trl.importing.dialects import genai_parts, openai, openai_completions, openai_responses, vercel
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.record_fields import inner_value, rewards_in, value_at, values_by_name
@@ -76,6 +76,9 @@ def _with_attributes(record: Record, events: list[Record]) -> Record:
     llm = attributes.get("llm") or {}
     for name in {"input_messages", "output_messages"} & set(llm):  # Phoenix's tables have dots in inner names.
         llm[name] = [nested(each) for each in llm[name]]
+    bodies = {name: inner_value(attributes, name, "value") for name in ("input", "output")}  # JSON text
+    if is_answer(openai_responses.DIALECT, parsed_json(bodies["output"])) and value_at(bodies, "input.input"):
+        attributes["bodies"] = bodies  # The messages of a span have each item of an answer as an answer of its own.
     asked = inner_value(attributes, "gen_ai", "request") or {}
     model = {"model": asked.get("model") or llm.get("model_name")}
     settings = {**model, **{name: asked.get(name) for name in SAMPLING}}
@@ -251,6 +254,10 @@ SPELLINGS = {
         system=("attributes.gen_ai.system_instructions",), tools=("attributes.gen_ai.tool.definitions",),
         reasons=("attributes.gen_ai.response.finish_reasons",), settings=("settings",),
         dialects=(genai_parts.DIALECT,), has_several=True,
+    ),
+    "OpenAI's Responses API in OpenInference": Envelope(
+        request=("attributes.bodies.input",), response=("attributes.bodies.output",),
+        dialects=(openai_responses.DIALECT,),
     ),
     "OpenInference": Envelope(
         request=("attributes.llm.input_messages",), response=("attributes.llm.output_messages",),
