@@ -383,9 +383,7 @@ def test_ratings_that_are_null_are_not_named_as_fields_of_the_conversation(tmp_p
 
 
 def test_a_value_of_all_messages_belongs_to_the_conversation(tmp_path):
-    """Flowise has the same id in two fields."""
-    names = {"threadId": "a", "chatId": "a", "score": 3}
-    lines = [{**names, "role": role, "content": role} for role in ("user", "assistant")]
+    lines = [{"threadId": "a", "role": role, "content": role, "score": 3} for role in ("user", "assistant")]
     rows = imported(tmp_path, lines, "--reward_fields", "score")
     assert (rows["reward"][:], turns(rows[0]["completion"])) == ([3.0], [("assistant", "assistant", None, [])])
 

@@ -9,7 +9,7 @@ import pytest
 from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.importing import csv_tables
-from topr_trl.importing.format import NotOfFormat
+from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.formats import table
 from topr_trl.importing.record_rewards import as_number
 
@@ -171,12 +171,15 @@ def test_a_record_without_a_column_for_the_reward_can_be_skipped(tmp_path, capsy
     assert imported(tmp_path, "\n".join(lines), "b.jsonl", "--skip_unrewarded")["reward"][:] == [1.0]
 
 
-@pytest.mark.parametrize("name", ["loss_mask", "response_mask"])
-def test_text_of_others_in_a_completion_is_refused(name):
-    record = {"prompt": "2+2?", "response": "Run: 4. It is 4.", "reward": 1, name: [1, 0, 1]}
-    with pytest.raises(NotOfFormat, match="completion has tool or user messages"):
+@pytest.mark.parametrize("mask", [[1, 0, 1], [0, 0, 1, 0, 1], "[1, 0, 1]"])
+def test_text_of_others_in_a_completion_is_refused(mask):
+    record = {"prompt": "2+2?", "response": "Run: 4. It is 4.", "reward": 1, "loss_mask": mask}
+    with pytest.raises(Unusable, match=r"loss_mask has zeros between ones.* --ignore_fields loss_mask"):
         table.FORMAT.rows(record)
-    assert table.FORMAT.rows({**record, name: [1, 1, 1]})
+    called = [{"role": "assistant", "content": "Run"}, {"role": "tool", "content": "4"}]
+    for accepted in ({"loss_mask": [0, 0, 1, 1, 0]}, {"loss_mask": [1, 1]}, {"response": called}):
+        assert table.FORMAT.rows({**record, **accepted})
+    assert table.FORMAT.rows({**record, "response": None}) == [None]
 
 
 def test_a_list_with_an_empty_completion(tmp_path):

@@ -163,6 +163,12 @@ def test_responses_in_openinference():
     second = {f"llm.output_messages.1.message.{name}": value for name, value in
               (("role", "assistant"), ("content", "I ask."))}  # fmt: skip
     (row,) = read({**OPENINFERENCE, **second, **bodies})
+    elsewhere = {"llm.invocation_parameters": json.dumps({"temperature": 0.7}), "llm.model_name": "m"}
+    for name in ("model", "temperature"):
+        del request[name]
+    assert read({**OPENINFERENCE, **second, **bodies, "input.value": json.dumps(request), **elsewhere}) == [row]
+    for kind in ("CHAIN", "AGENT"):
+        assert read({**bodies, "openinference.span.kind": kind}) == ["other"]
     assert turns(row["prompt"]) == [ASKED[0], ("user", "Legs?", None, [])]
     assert turns(row["completion"]) == [("assistant", "I ask.", "Hm.", [LEGS])]
     assert (row["temperature"], row["finish_reason"]) == (0.7, "stop")
@@ -361,7 +367,7 @@ def test_messages_of_llama_index_in_mlflow():
         ((row,),) = read_mlflow(trace(given))
         assert turns(row["prompt"]) == [ASKED[0], ("user", "Legs?", None, []), ("tool", "FOUR", None, [])]
         assert row["prompt"][-1]["tool_call_id"] == "c"
-        assert turns(row["completion"]) == [("assistant", "", thinking, [LEGS])]
+        assert turns(row["completion"]) == [("assistant", None, thinking, [LEGS])]
         assert (row["model"], row["temperature"]) == ("m", 0.3)
     for unknown, why in (({"block_type": "image"}, "has image"), ({"kind": "text"}, "it has blocks")):
         with pytest.raises(NotOfFormat, match=why):

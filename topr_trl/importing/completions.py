@@ -22,10 +22,6 @@ _OTHERS_MARK = re.compile(
 )
 # Header of such a turn, after a decoder has removed special tokens.
 _OTHERS_HEADER = re.compile(r"(?:^|\n)(?:user|tool|ipython|observation)\n")
-HAS_OTHERS = (
-    "its completion has tool or user messages, which cannot be distinguished from the model's text, so the model would "
-    "learn to write them. In a table, write the completion as a list of messages. Of a trainer, log token ids and masks"
-)
 PARTIAL = "partial"  # key of a row: whether only some of its `reward_fields` have a value
 _WRITTEN = ("content", "reasoning_content", "tool_calls")  # fields of an assistant turn that the model writes
 
@@ -147,7 +143,11 @@ def check_one_turn(text: str, is_decoded: bool = False) -> None:
     """
     has_mark = "<tool_response>" in text if is_decoded else _OTHERS_MARK.search(text)
     if has_mark or _OTHERS_HEADER.search(text, 0, max(text.rfind("assistant\n"), 0)):
-        raise Unusable(HAS_OTHERS)
+        raise Unusable(
+            "its completion has tool or user messages, which cannot be distinguished from the model's text, so the "
+            "model would learn to write them. In a table, write the completion as a list of messages. Of a trainer, "
+            "log token ids and masks"
+        )
 
 
 def turns_of(row: Row) -> int:

@@ -1,20 +1,16 @@
-"""Convert messages whose content has blocks or parts: text, thinking, calls of tools, and their results."""
+"""Convert messages whose content has the blocks of Anthropic's Messages API or of Bedrock's Converse API."""
 
 import json
 from collections.abc import Iterable, Mapping
-from itertools import groupby
 from typing import Any
 
-from topr_trl.importing.format import Unusable
-from topr_trl.importing.message_parts import call, other, result_text, split_parts
+from topr_trl.importing.format import NotOfFormat, Unusable
+from topr_trl.importing.message_parts import call, other, split_parts, with_results
 from topr_trl.importing.openai_messages import ROLE_NAMES, finish_reason, message, with_role
 from topr_trl.importing.row_table import Row
 
 # Blocks that OpenAI's messages lack, and text, in the order in which chat templates write them.
 _ORDER = {"thinking": 0, "reasoning": 0, "redacted_thinking": 0, "text": 1, "tool_use": 2}
-_CALLS = ("tool_use", "tool_call", "tool-call")
-_RESULTS = ("tool_result", "tool_call_response", "tool-result")
-_ARGUMENTS = ("input", "arguments", "args", "tool_kwargs")
 
 
 def messages_of(given: Mapping[str, Any]) -> list[Row]:
@@ -24,25 +20,25 @@ def messages_of(given: Mapping[str, Any]) -> list[Row]:
         given (`Mapping[str, Any]`): Message whose content is text, parts of OpenAI's API, or blocks.
 
     Raises:
-        NotOfFormat: the message has no role.
+        NotOfFormat: the message has no role, or is not an object.
         Unusable: a block cannot become text, for instance an image or a tool that the provider ran, a chat template
             cannot write the blocks in their order, or `message` raises this error.
     """
+    if not isinstance(given, Mapping):
+        raise NotOfFormat(f"a message is {str(given)[:60]!r}, and must be an object with a role and content")
     given = with_role(given)
-    blocks = _as_blocks(given.get("content") or _of_llama_index(given))
+    blocks = _as_blocks(given.get("content"))
     if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
         return [message(given)]
-    if given.get("tool_calls"):  # LangChain repeats these calls in the content, perhaps without arguments.
-        blocks = [block for block in blocks if block.get("type") != "tool_use"]
-    is_own, found = ROLE_NAMES.get(str(given.get("role")).lower()) == "assistant", list[Row]()
-    for is_result, group in groupby(blocks, lambda block: block.get("type") == "tool_result"):
-        run = list(group)
-        if is_result:
-            found += [other("tool", block["content"], tool_call_id=block["tool_use_id"]) for block in run]
-        else:
-            to_message = _answer if is_own and any(map(_is_block, run)) else message
-            found.append(to_message({**given, "content": run}))
-    return found or [message({**given, "content": []})]
+    given = {**given, "content": blocks}
+    if ROLE_NAMES.get(str(given.get("role")).lower()) == "assistant":
+        return [_answer(given, blocks) if any(map(_is_block, blocks)) else message(given)]
+    return with_results(
+        blocks,
+        "tool_result",
+        lambda block: other("tool", _as_blocks(block.get("content")), tool_call_id=block.get("tool_use_id")),
+        lambda run: message({**given, "content": run}),
+    ) or [message(given)]
 
 
 def text_or_messages(given: Any) -> Any:
@@ -88,52 +84,27 @@ def answer_of(given: Mapping[str, Any], reason: str | None) -> Row | None:
 
 
 def _as_blocks(content: Any) -> Any:
-    """Return the content of a message, with each part of a list as a block. Cache points are left out."""
+    """Return the content of a message, with each part of the Converse API as a block. Cache points are left out."""
     if not isinstance(content, list):
         return content
-    parts = ({"type": "text", "text": part} if isinstance(part, str) else part for part in content)
-    found = [_block(part) if isinstance(part, Mapping) else part for part in parts]
+    found = [_block(part) if isinstance(part, Mapping) else part for part in content]
     return [block for block in found if block is not None]
 
 
-def _of_llama_index(given: Mapping[str, Any]) -> Any:
-    """Return the parts that LlamaIndex has in `blocks`. Return None for any other message."""
-    blocks = given.get("blocks")
-    has_types = isinstance(blocks, list) and all(isinstance(each, Mapping) and "block_type" in each for each in blocks)
-    return blocks if has_types else None
-
-
 def _block(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return a part of a message as a block of Anthropic's Messages API. Return other parts unchanged.
+    """Return a part of the Converse API, which is an object with one field, as a block of the Messages API.
 
-    OpenTelemetry's conventions, the Vercel AI SDK, LlamaIndex and PostHog have other names for calls and results.
-    Return None for a cache point of Bedrock's Converse API.
+    Return None for a cache point. Return other parts unchanged.
     """
-    kind, called = part.get("type", part.get("block_type")), part
-    if kind is None:
-        return _block_of_converse(*part, *part.values()) if len(part) == 1 else part
-    if kind == "function":
-        kind, called = ("tool_call", part["function"]) if "function" in part else ("tool_result", part)
-    name = _first(called, "name", "toolName", "tool_name")
-    identifier = _first(part, "id", "tool_use_id", "toolCallId", "tool_call_id")
-    if kind in _CALLS and name and (kind != "tool_use" or "input" in part):  # inspect_ai's `tool_use` has no input
-        return {"type": "tool_use", "id": identifier, "name": name, "input": _first(called, *_ARGUMENTS)}
-    if kind in _RESULTS:
-        return {"type": "tool_result", "tool_use_id": identifier, "content": _result(part)}
-    if kind == "text" and "text" not in part and "content" in part:
-        return {"type": kind, "text": part["content"]}
-    return {**part, "type": kind}
-
-
-def _block_of_converse(name: str, inner: Any) -> Mapping[str, Any] | None:
-    """Return a part of Bedrock's Converse API, which is an object with one field, as a block."""
+    if "type" in part or len(part) != 1:
+        return part
+    ((name, inner),) = part.items()
     if name == "cachePoint":
         return None
     if name == "toolUse":
         return {"type": "tool_use", "id": inner.get("toolUseId"), "name": inner["name"], "input": inner["input"]}
     if name == "toolResult":
-        content = _as_blocks(inner.get("content"))
-        return {"type": "tool_result", "tool_use_id": inner.get("toolUseId"), "content": content}
+        return {"type": "tool_result", "tool_use_id": inner.get("toolUseId"), "content": inner.get("content")}
     if name == "reasoningContent":
         # If the provider hides the thinking, its text is None.
         return {"type": "thinking", "thinking": (inner.get("reasoningText") or {}).get("text")}
@@ -144,28 +115,13 @@ def _block_of_converse(name: str, inner: Any) -> Mapping[str, Any] | None:
     return {"type": name}
 
 
-def _first(part: Mapping[str, Any], *names: str) -> Any:
-    return next((part[name] for name in names if part.get(name) is not None), None)
-
-
-def _result(part: Mapping[str, Any]) -> Any:
-    """Return the content of a tool's result: text or blocks."""
-    if "content" in part:
-        return _as_blocks(part["content"])
-    value = _first(part, "output", "response", "result")
-    if part["type"] == "tool-result" and isinstance(value, Mapping) and set(value) >= {"type", "value"}:
-        is_json = value["type"] == "json" and not isinstance(value["value"], str)
-        return json.dumps(value["value"]) if is_json else result_text(value["value"])
-    return None if part["type"] == "tool_result" else result_text(value)
-
-
 def _is_block(block: Mapping[str, Any]) -> bool:
+    # Parts of the type `tool_use` also occur in inspect_ai's logs, without an input.
     return _ORDER.get(str(block.get("type")), 1) != 1 and (block["type"] != "tool_use" or "input" in block)
 
 
-def _answer(given: Mapping[str, Any]) -> Row:
+def _answer(given: Mapping[str, Any], blocks: list[Mapping[str, Any]]) -> Row:
     """Return the assistant turn of a message with blocks."""
-    blocks = given["content"]
     kinds = [str(block.get("type", "text")) for block in blocks if block.get("text") != ""]
     order = [_ORDER.get(kind, 1) for kind in kinds]
     if order != sorted(order):

@@ -1,7 +1,8 @@
 """Build messages of a row from content in several parts, thinking, and tool calls."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from topr_trl.importing.format import Unusable
@@ -126,9 +127,27 @@ def _thinking(part: Mapping[str, Any]) -> str:
     if part.get("redacted"):
         return ""
     for name in ("content", "reasoning", "thinking", "text", "summary"):
-        if value := part.get(name):  # OpenLLMetry writes summaries as JSON text.
-            return text_of(parsed_json(value) if '"summary_text"' in str(value) else value)
+        if value := part.get(name):
+            return text_of(value)
     return ""
+
+
+def with_results(
+    parts: Sequence[Any], kind: str, result: Callable[[Any], Row], rest: Callable[[list[Any]], Row]
+) -> list[Row]:
+    """Return messages for the parts of a message, in their order. Each result of a tool becomes a separate message.
+
+    Args:
+        parts (`Sequence[Any]`): Parts, which are objects.
+        kind (`str`): Type of a part with the result of a tool.
+        result (`Callable`): Function that returns the message of a result.
+        rest (`Callable`): Function that returns the message of adjacent parts that are not results.
+    """
+    found: list[Row] = []
+    for is_result, group in groupby(parts, lambda part: part.get("type") == kind):
+        run = list(group)
+        found += map(result, run) if is_result else [rest(run)]
+    return found
 
 
 def assistant(content: Any, calls: Sequence[Row] = (), thinking: str | None = None, **more: Any) -> Row:

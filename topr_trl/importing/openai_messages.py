@@ -35,7 +35,7 @@ def message(given: Mapping[str, Any]) -> Row:
     given = with_role(given)
     if "role" not in given:
         raise NotOfFormat(f"a message has no role; it has {', '.join(sorted(given))}")
-    given = _with_more(given)
+    given = _with_more(_of_blocks(given))
     check_content(given)
     check_only_text(given, "a message")
     try:
@@ -85,6 +85,20 @@ def with_role(given: Mapping[str, Any]) -> Mapping[str, Any]:
         return given
     inner = data if isinstance(data := given.get("data"), Mapping) else given
     return {**inner, "role": given["type"]} if "content" in inner else given
+
+
+def _of_blocks(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message with the text, the thinking and the calls that LlamaIndex has in `blocks`."""
+    blocks = given.get("blocks")
+    has_types = isinstance(blocks, list) and all(isinstance(each, Mapping) and "block_type" in each for each in blocks)
+    if not blocks or not has_types or given.get("content"):
+        return given
+    calls = [{"id": each.get("tool_call_id"), "name": each["tool_name"], "arguments": each["tool_kwargs"]}
+             for each in blocks if each["block_type"] == "tool_call"]  # fmt: skip
+    thoughts = [each.get("content") or "" for each in blocks if each["block_type"] == "thinking"]
+    parts = [{"type": each["block_type"], "text": each.get("text")}
+             for each in blocks if each["block_type"] not in ("tool_call", "thinking")]  # fmt: skip
+    return {"thinking": "\n".join(thoughts), "tool_calls": calls, **given, "content": parts or None}
 
 
 def _with_more(given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,12 +1,13 @@
 """Read messages of OpenTelemetry's conventions for generative AI, whose content is a list of parts."""
 
 from topr_trl.importing.calls import Dialect, first_choice
-from topr_trl.importing.content_blocks import messages_of
 from topr_trl.importing.format import Record, Unusable
-from topr_trl.importing.message_parts import other
-from topr_trl.importing.openai_messages import finish_reason, tools_as_json
+from topr_trl.importing.message_parts import assistant, other, parsed_json, result_text, with_results
+from topr_trl.importing.openai_messages import ROLE_NAMES, finish_reason, tools_as_json
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
+
+_RESULT = "tool_call_response"
 
 
 def prompt(asked: Record) -> Row:
@@ -36,10 +37,26 @@ def answers(body: Record, asked: Record) -> list[Row]:
 
 
 def _messages(given: Record) -> list[Row]:
-    found = messages_of({"role": given["role"], "content": given["parts"]})
-    if {"assistant", "tool"} <= {each["role"] for each in found}:
-        raise Unusable("an assistant message has the result of a tool that the provider ran itself")
-    return found
+    """Convert a message to messages of a row. Each tool result becomes a separate message.
+
+    Raises:
+        Unusable: the provider ran a tool itself, or a part cannot become text.
+    """
+    parts = given["parts"]
+    if ROLE_NAMES.get(given["role"]) == "assistant":
+        if any(part.get("type") == _RESULT for part in parts):
+            raise Unusable("an assistant message has the result of a tool that the provider ran itself")
+        # OpenLLMetry writes the summaries of reasoning as JSON text.
+        parts = [{**part, "content": parsed_json(part["content"])}
+                 if part["type"] == "reasoning" and '"summary_text"' in str(part.get("content")) else part
+                 for part in parts]  # fmt: skip
+        return [assistant(parts, [part for part in parts if part["type"] == "tool_call"])]
+    return with_results(
+        parts,
+        _RESULT,
+        lambda part: other("tool", result_text(part.get("response", part.get("result"))), tool_call_id=part.get("id")),
+        lambda run: other(given["role"], run),
+    ) or [other(given["role"], "")]
 
 
 DIALECT = Dialect(

@@ -7,13 +7,15 @@ from typing import Any
 from topr_trl.importing.calls import Dialect, first_choice
 from topr_trl.importing.content_blocks import messages_of, text_or_messages
 from topr_trl.importing.format import Record, Unusable
-from topr_trl.importing.message_parts import assistant
+from topr_trl.importing.message_parts import assistant, other, split_parts
 from topr_trl.importing.openai_messages import (
     ROLE_NAMES,
+    check_content,
     finish_reason,
     finish_reason_of,
     tools_as_json,
 )
+from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 
 
@@ -102,9 +104,27 @@ def _names(given: Mapping[str, Any]) -> list[str]:
 
 
 def _messages(given: Mapping[str, Any]) -> list[Row]:
+    """Convert a message to messages of a row. Each tool result among Anthropic's blocks becomes a separate message."""
+    content = given.get("content")
+    blocks = content if isinstance(content, list) else []
     if (role := _role(given)) is None:
         raise Unusable(f"a message has the unknown type or role {' or '.join(_names(given))}")
-    return messages_of({**(given.get("kwargs") or given.get("data") or given), "role": role})
+    # LangChain's own messages repeat the calls in `tool_calls`. Only `tool_calls` has the arguments of streamed calls.
+    has_calls = given.get("tool_calls") or given.get("invalid_tool_calls")
+    if not has_calls and any(inner_value(block, "type") in ("tool_use", "tool_result") for block in blocks):
+        return messages_of({"role": role, **given})
+    inner = given.get("kwargs") or given.get("data") or given
+    check_content(inner)
+    more = inner.get("additional_kwargs") or {}
+    if role != "assistant":
+        return [other(role, inner.get("content"), tool_call_id=inner.get("tool_call_id"))]
+    if inner.get("invalid_tool_calls"):
+        raise Unusable("it has a tool call that could not be parsed")
+    calls = inner.get("tool_calls") or more.get("tool_calls") or ()
+    thinking = more.get("reasoning_content") or inner.get("reasoning_content")
+    if thinking and split_parts(inner.get("content"), calls)[1]:
+        thinking = None  # The parts of the content repeat this thinking.
+    return [assistant(inner.get("content"), calls, thinking)]
 
 
 DIALECT = Dialect(asks="messages", is_answer=_is_answer, prompt=prompt, answers=answers)

@@ -92,7 +92,7 @@ def _completion(record: Record, name: str) -> Any:
     """
     value = parsed_json(record[name])
     if isinstance(value, Mapping):
-        return [message(value)]
+        return text_or_messages([value])
     if is_messages(value):
         found = text_or_messages(value)
         asked = [n for n, each in enumerate(found) if each["role"] == "user"]

@@ -144,7 +144,7 @@ def _conversation_of(place: str, record: Record) -> Any:
     if not _is_message(_flat(record)):
         return None
     names = [name for name, value in record.items() if _is_one_of(name, _CONVERSATION) and value is not None]
-    if len({str(record[name]) for name in names}) > 1:
+    if len(names) > 1:
         raise ValueError(
             f"{place}: {', '.join(names)} may all be the id of its conversation. Keep one of them in the file."
         )

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Dialect, Envelope, is_answer, not_a_call
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Dialect, Envelope, not_a_call
 from topr_trl.importing.dialects import genai_parts, openai, openai_completions, openai_responses, vercel
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
-from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.message_parts import parsed_json, split_parts
 from topr_trl.importing.record_fields import inner_value, rewards_in, value_at, values_by_name
 from topr_trl.importing.row_table import Row
 from topr_trl.importing.span_attributes import attributes_of, missing_in, nested
@@ -77,7 +77,8 @@ def _with_attributes(record: Record, events: list[Record]) -> Record:
     for name in {"input_messages", "output_messages"} & set(llm):  # Phoenix's tables have dots in inner names.
         llm[name] = [nested(each) for each in llm[name]]
     bodies = {name: inner_value(attributes, name, "value") for name in ("input", "output")}  # JSON text
-    if is_answer(openai_responses.DIALECT, parsed_json(bodies["output"])) and value_at(bodies, "input.input"):
+    is_call = value_at(attributes, "openinference.span.kind") == "LLM" and value_at(bodies, "input.input") is not None
+    if is_call and value_at(bodies, "output.object") == "response":
         attributes["bodies"] = bodies  # The messages of a span have each item of an answer as an answer of its own.
     asked = inner_value(attributes, "gen_ai", "request") or {}
     model = {"model": asked.get("model") or llm.get("model_name")}
@@ -158,7 +159,8 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     return [not_a_call(record.get("evaluations") or {}, "traceId or context.trace_id")]
 
 
-_OF_ADK, _CHOICE = "gcp.vertex.agent.llm_request", "gen_ai.choice"  # attribute, and log record of older conventions
+_OF_ADK = "gcp.vertex.agent.llm_request"
+_CHOICE = "gen_ai.choice"  # log record of the conventions before 1.37
 
 
 def _check_whole(record: Record, paths: tuple[str, ...]) -> None:
@@ -191,7 +193,8 @@ def _of_openinference(given: Record) -> Record:
     message = dict(given.get("message", given))
     calls = [nested(nested(each)["tool_call"]) for each in message.get("tool_calls") or ()]
     if message.get("contents"):
-        message["content"] = [nested(part)["message_content"] for part in message["contents"]]
+        text, thinking = split_parts([nested(part)["message_content"] for part in message["contents"]])
+        message |= {"content": text, "reasoning_content": thinking or None}
     name = message.get("function_call_name")  # OpenInference's name for OpenAI's `function_call`.
     if name and message.get("role") == "assistant":
         message["function_call"] = {"name": name, "arguments": message.get("function_call_arguments_json")}
@@ -257,7 +260,7 @@ SPELLINGS = {
     ),
     "OpenAI's Responses API in OpenInference": Envelope(
         request=("attributes.bodies.input",), response=("attributes.bodies.output",),
-        dialects=(openai_responses.DIALECT,),
+        settings=("settings", "attributes.llm.invocation_parameters"), dialects=(openai_responses.DIALECT,),
     ),
     "OpenInference": Envelope(
         request=("attributes.llm.input_messages",), response=("attributes.llm.output_messages",),

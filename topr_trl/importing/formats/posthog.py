@@ -13,9 +13,10 @@ _METRIC = ("properties.$ai_metric_name", "properties.$ai_metric_value")
 
 
 def events(record: Record) -> Iterator[Record]:
-    """Yield a generation with the fields `input`, `output`, `settings` and `tools` from its properties.
+    """Yield a generation whose messages have Anthropic's blocks in place of PostHog's. Yield other events unchanged.
 
-    Items of OpenAI's Responses API become messages. Other events are yielded unchanged.
+    Items of OpenAI's Responses API become messages. The generation gets the fields `input`, `output`, `settings`
+    and `tools` from its properties.
 
     Args:
         record (`Record`): Event. Some exports have the properties as JSON text, or one column per property.
@@ -30,7 +31,7 @@ def events(record: Record) -> Iterator[Record]:
     given, said, model, tools = parts
     settings = {"model": model, "temperature": value_at(record, "properties.$ai_temperature"),
                 **(value_at(record, "properties.$ai_model_parameters") or {})}  # fmt: skip
-    yield {**record, "input": _as_messages(given), "output": _as_messages(said), "settings": settings,
+    yield {**record, "input": _with_blocks(given), "output": _with_blocks(said), "settings": settings,
            "tools": [each for tool in tools or () for each in _functions(tool)]}  # fmt: skip
 
 
@@ -38,9 +39,22 @@ def _functions(tool: Any) -> list[Record]:
     return gemini.functions(tool) if {"function_declarations", "functionDeclarations"} & {*tool} else [tool]
 
 
-def _as_messages(given: Any) -> Any:
-    are_items = isinstance(given, list) and not all("role" in each for each in given)
-    return openai_responses.messages_of(given) if are_items else given
+def _with_blocks(messages: Any) -> Any:
+    if not isinstance(messages, list):
+        return messages
+    if not all("role" in each for each in messages):
+        return openai_responses.messages_of(messages)
+    return [{**each, "content": [_block(part) for part in each["content"]]}
+            if isinstance(value_at(each, "content"), list) else each for each in messages]  # fmt: skip
+
+
+def _block(part: Any) -> Any:
+    if value_at(part, "type") != "function":
+        return part
+    if "function" not in part:  # The part is the result of a function of Gemini.
+        return {"type": "tool_result", "tool_use_id": part.get("tool_use_id"), "content": part.get("content")}
+    called = part["function"]
+    return {"type": "tool_use", "id": part.get("id"), "name": called["name"], "input": called.get("arguments")}
 
 
 def _left_out(record: Record) -> LeftOut | None:

@@ -8,7 +8,6 @@ from typing import Any
 from topr_trl.data.rows import TURN_REWARDS
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.calls import sampling_of
-from topr_trl.importing.completions import HAS_OTHERS
 from topr_trl.importing.content_blocks import text_or_messages
 from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, REWARDS, Kind, kind_of, normalized
 from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Record, Unusable
@@ -26,7 +25,7 @@ from topr_trl.importing.row_table import Row
 _SYSTEM = ("system", "system_prompt", "system_message", "system_instruction")
 # Columns that the import of a table cannot keep.
 _OF_ROWS = (TURN_REWARDS, "completion_ids", "prompt_ids", "completion_mask", "sampler_logps", "mu_logps")
-_MASKS = ("loss_mask", "response_mask")  # a zero is a token of the completion that the model did not write (slime)
+_MASKS = ("loss_mask", "response_mask")  # of slime and other trainers: 1 for each token that the model wrote
 # Text with a list of objects that have roles holds messages. Other lists, such as an extracted table, remain text.
 _OBJECTS, _ROLE = re.compile(r"\s*\[\s*\{\s*['\"]"), re.compile(r"['\"]role['\"]\s*:")
 
@@ -79,7 +78,7 @@ def plain(value: Any, name: str) -> Any:
     Raises:
         NotOfFormat: the text looks like messages and is not JSON, the value has any other type, or a message has no
             role.
-        Unusable: a message has an unknown role, or cannot become text (see `openai_messages.message`).
+        Unusable: a message has an unknown role, or cannot become text (see `content_blocks.messages_of`).
     """
     if isinstance(value, str) and _OBJECTS.match(value) and _ROLE.search(value):
         try:
@@ -118,12 +117,12 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     if is_failed(record):
         return [LeftOut.FAILED]
     check_only_text(record, "it")
-    if any(isinstance(record.get(name), list) and 0 in record[name] for name in _MASKS):
-        raise Unusable(HAS_OTHERS)
     prompt_name, completion_name = columns_of(record)
     prompt, completions = plain(record[prompt_name], prompt_name), _completions(record[completion_name])
     if not prompt:
         return []
+    if isinstance(record[completion_name], str):
+        _check_masks(record)
     if system := system_of(record):
         prompt = with_system(prompt, system)
     answer = record.get("answer") if completion_name != "answer" else None
@@ -136,6 +135,21 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
         } if (completion := plain(given, completion_name)) else None
         for given, reason in completions
     ]  # fmt: skip
+
+
+def _check_masks(record: Record) -> None:
+    """Check that no mask has a zero between ones. Zeros before and after them are a prompt and padding.
+
+    Raises:
+        Unusable: a mask has such a zero, so the text of the completion is not only the model's.
+    """
+    for name in _MASKS:
+        mask = parsed_json(record.get(name))
+        if isinstance(mask, list) and "0" in "".join("01"[bool(own)] for own in mask).strip("0"):
+            raise Unusable(
+                f"its {name} has zeros between ones, so the completion has text that the model did not write and would "
+                f"learn. Write the completion as a list of messages, or set --ignore_fields {name}"
+            )
 
 
 def _text_of(value: Any) -> str | None:

@@ -18,9 +18,9 @@ def rows(record: Record) -> list[Row]:
     """Return one row of text or messages.
 
     Raises:
-        NotOfFormat: a trainer of topr_trl marked context in the completion, or see `openai_messages.message`.
+        NotOfFormat: a trainer of topr_trl marked context in the completion, or see `content_blocks.messages_of`.
         Unusable: a `rollout_func` wrote turns of users or tools into the text of a turn, or see
-            `openai_messages.message`.
+            `content_blocks.messages_of`.
     """
     if "weight" in record and "⟦" in str(record["completion"]):  # The trainers of topr_trl mark context with ⟦ ⟧.
         raise NotOfFormat(
