@@ -214,7 +214,7 @@ def before(base: str) -> Experiment:
 
 def experiments(store: Store) -> list[Experiment]:
     """Return the published comparisons."""
-    return [*over_iterations(), before(pretrained.SMOL), in_one_pass(), of_sessions(WARM)]
+    return [*over_iterations(), before(pretrained.SMOL), in_one_pass(), *map(of_sessions, (WARM, 1.0))]
 
 
 def over_iterations() -> list[Experiment]:
@@ -238,7 +238,7 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
     found = [*experiments(store), *map(of_base, TO_COME)]
     for base in pretrained.BASES:
         if has_copies(base):
-            found += [*on_pretrained(base), *([of_sessions(1.0)] if base == pretrained.SMOL else [])]
+            found += on_pretrained(base)
     return once([cell for experiment in found for cell in experiment.cells(store)])
 
 
