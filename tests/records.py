@@ -22,7 +22,9 @@ SWE_AGENT = {
 }  # fmt: skip
 CALL = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": '{"command": "ls"}'}}
 OPENHANDS = {
-    "instance_id": "org__repo-24", "resolved": 1, "tools": [{"type": "function", "function": {"name": "run"}}],
+    "instance_id": "org__repo-24", "resolved": 1, "trajectory_id": "t", "repo": "org/repo", "model_patch": "diff a b",
+    "exit_status": "submit", "gen_tests_correct": 1, "pred_passes_gen_tests": 1,
+    "tools": [{"type": "function", "function": {"name": "run"}}],
     "trajectory": [{"role": "system", "content": "You mend.", "name": None, "tool_call_id": None, "tool_calls": None},
                    {"role": "user", "content": "Fix.", "name": None, "tool_call_id": None, "tool_calls": None},
                    {"role": "assistant", "content": "Look", "name": None, "tool_call_id": None, "tool_calls": [CALL]},
@@ -236,7 +238,7 @@ EXAMPLES = {
     "mlflow": first_line("mlflow-3.17.2"), "openhands-output": first_line("openhands-sdk-1.58.2"),
     "opentelemetry": first_line("opentelemetry-util-genai-1.3b0"),
     "pairs": PAIRS, "sharegpt": SHAREGPT, "table": TABLE,
-    "graded": GRADED, "messages": MESSAGES, "nemo-rl": NEMO, "openai": CHAT, "openhands": OPENHANDS,
+    "graded": GRADED, "messages": MESSAGES, "nemo-rl": NEMO, "openai": CHAT,
     "swe-agent": SWE_AGENT, "trl": OF_TRL, "verifiers": EPISODE, "verifiers-results": {
         **V0, "trajectory": [turn([1, 2], [3], [-0.5]), turn([1, 2, 3, 9, 9], [4, 5], [-1.0, -0.25])],
     }, "verl": VERL,

@@ -52,16 +52,16 @@ def test_several_graded_generations():
             made("graded", {**GRADED, "correctness_math_verify": grades})
 
 
-def test_agents_that_mend_software():
+def test_agents_that_mend_software(tmp_path):
     (row,) = made("swe-agent", SWE_AGENT)
     assert [each["content"] for each in row["prompt"]] == ["SETTING", "ISSUE"]
     assert [each["role"] for each in row["completion"]] == ["assistant", "user"]
     assert (row["reward"], row["problem_id"]) == (-1.0, "org__repo-12")
-    (row,) = made("openhands", OPENHANDS)
+    fields = ("--messages_field", "trajectory", "--reward_fields", "resolved", "--problem_field", "instance_id")
+    (row,) = imported(tmp_path, [OPENHANDS], *fields)
     assert [each["role"] for each in row["completion"]] == ["assistant", "tool"]
-    assert row["completion"][0]["tool_calls"] == [CALL]
-    assert row["reward"] == 1.0
-    assert len(made("openhands", {**OPENHANDS, "trajectory": OPENHANDS["trajectory"][:2]})) == 0
+    assert [each["function"]["name"] for each in row["completion"][0]["tool_calls"]] == [CALL["function"]["name"]]
+    assert (row["reward"], row["problem_id"], row["finish_reason"]) == (1.0, "org__repo-24", None)
 
 
 @pytest.mark.parametrize("record", [EPISODE, TRACE])
