@@ -448,7 +448,7 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
     printed = run("evaluate", "--input", "rollouts", "--output_dir", "results")
     assert "pass@4" in printed
     assert printed.endswith("Evaluated the rows in rollouts. Tables, JSON and a plot are in results/.\n")
-    # A finished stage does not run again. It says so, and prints the same text as before.
+    # The second command does no work. It says so, and prints what the first command printed.
     again = "Nothing to do: topr score had already finished in rollouts."
     assert run("score", *here) == f"{again}\n{found}.\nRows with rewards in rollouts/: 12.\n"
 

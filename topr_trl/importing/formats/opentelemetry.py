@@ -79,7 +79,7 @@ def _with_attributes(record: Record, events: list[Record]) -> Record:
     bodies = {name: inner_value(attributes, name, "value") for name in ("input", "output")}  # JSON text
     is_call = value_at(attributes, "openinference.span.kind") == "LLM" and value_at(bodies, "input.input") is not None
     if is_call and value_at(bodies, "output.object") == "response":
-        attributes["bodies"] = bodies  # The messages of a span have each item of an answer as an answer of its own.
+        attributes["bodies"] = bodies  # The output messages do not show that their items are one answer.
     asked = inner_value(attributes, "gen_ai", "request") or {}
     model = {"model": asked.get("model") or llm.get("model_name")}
     settings = {**model, **{name: asked.get(name) for name in SAMPLING}}
@@ -141,8 +141,8 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     unread = [name for name in ("events", _OF_ADK) if value_at(record, f"attributes.{name}") is not None]
     names = (str(event.get("name")) for event in record.get("events") or ())
     unread += [name for name in names if name.startswith("gen_ai.") and name != _RESULT]
-    if (logged := record.get("eventName") or value_at(record, "attributes.event.name")) == _CHOICE:
-        unread.append(logged)
+    if _CHOICE in (record.get("eventName"), value_at(record, "attributes.event.name")):
+        unread.append(_CHOICE)
     is_call = any(value_at(record, f"attributes.{path}") in values for path, values in _CALLS.items())
     if is_call or {_OF_ADK, _CHOICE} & {*unread}:
         if is_failed:
@@ -204,14 +204,16 @@ def _of_openinference(given: Record) -> Record:
 def _of_openllmetry(given: Record) -> Record:
     """Parse the content of a message of OpenLLMetry, which writes a list of parts as JSON text.
 
-    Assistant messages without calls, and messages whose content is not a list of parts, are returned unchanged.
+    The model can write JSON, so an assistant message without calls is parsed only if it has thinking of Bedrock. A
+    message whose content is not a list of parts is returned unchanged.
     """
     parts = parsed_json(given.get("content"))
-    is_list = isinstance(parts, list) and bool(parts)
-    is_parts = is_list and all(inner_value(part, "type") is not None for part in parts)
-    is_own = given.get("role") == "assistant" and not given.get("tool_calls")  # The model can write JSON.
-    has_thinking = is_list and any(inner_value(part, "reasoningContent") is not None for part in parts)  # of Bedrock
-    return {**given, "content": parts} if has_thinking or (is_parts and not is_own) else given
+    if not isinstance(parts, list) or not parts:
+        return given
+    has_thinking = any(inner_value(part, "reasoningContent") is not None for part in parts)
+    may_be_json = given.get("role") == "assistant" and not given.get("tool_calls")
+    are_parts = not may_be_json and all(inner_value(part, "type") is not None for part in parts)
+    return {**given, "content": parts} if has_thinking or are_parts else given
 
 
 def _like_openai(message: Callable[[Record], Record], tool: Callable[[Record], Record]) -> Dialect:
