@@ -194,7 +194,7 @@ def _experiments(workers: int, until: float) -> list[Callable[[], bool]]:
             continue
         if base == pretrained.QWEN:
             found.append(partial(run_rivals, workers, until))
-        found.append(partial(run_iterations, wrong_answers.on_pretrained(base, "cuda"), profile, store, workers, until))
+        found.append(partial(run_iterations, wrong_answers.on_gpu(base), profile, store, workers, until))
     return found
 
 

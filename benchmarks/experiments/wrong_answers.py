@@ -34,7 +34,6 @@ from benchmarks.setting import (
     VALIDATION_SEED,
     Profile,
     base_model,
-    has_copies,
     model_hash,
     problems,
     sample,
@@ -144,14 +143,15 @@ RIVALS = {
 }
 
 
-def of_base(base: str) -> Experiment:
-    """Return the comparison over iterations on one base model.
+def of_base(base: str, temperature: float = WARM) -> Experiment:
+    """Return the comparison over iterations on one base model. Only pretrained models read `temperature`.
 
     Rates are chosen separately for sampled and greedy answers (pretrained model: only for sampled ones). Models whose
     problems follow one rule compare only the methods of the primary prediction.
     """
     if base in pretrained.BASES:
-        return replace(of_pretrained(base, WARM, 5, 5, *WARM_METHODS), measures=(SOLVED,))
+        seeds = 5 if temperature == WARM else 3
+        return replace(of_pretrained(base, temperature, seeds, 5, *WARM_METHODS), measures=(SOLVED,))
     names = RECIPES if base in habits.AUTHORS else (REPEATED, DEFAULT, WEIGHTED)
     return Experiment(
         "wrong_answers", {name: {"recipe": name} for name in names}, rates(1e-4, 3e-4, 1e-3), range(5),
@@ -222,23 +222,20 @@ def over_iterations() -> list[Experiment]:
     return [of_base(base) for base in (*BASES, *RULED, pretrained.SMOL)]
 
 
-def on_pretrained(base: str, device: str = "cpu") -> list[Experiment]:
-    """Return the comparisons over iterations on a pretrained model, in the order to run them."""
+def on_gpu(base: str) -> list[Experiment]:
+    """Return the comparisons over iterations on a pretrained model that a GPU runs, in the order to run them."""
     names = (REPEATED, WEIGHTED, DEFAULT, BALANCED, "TOPR, c = 0")
     if base == pretrained.QWEN:
         found = [of_pretrained(base, WARM, 3, 4, REPEATED, WEIGHTED)]
     else:
         found = [of_pretrained(base, WARM, 5, 5, *names), of_pretrained(base, 1.0, 3, 5, *names)]
-    # Another device samples other rows, so its results are not compared with those of a CPU.
-    return found if device == "cpu" else [replace(one, fields={**one.fields, "device": device}) for one in found]
+    # A GPU samples other rows, so its results are not compared with those of a CPU.
+    return [replace(one, fields={**one.fields, "device": "cuda"}) for one in found]
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    """Return the cells to run. Comparisons on a pretrained model need its copy in the cache."""
-    found = [*experiments(store), *map(of_base, TO_COME)]
-    for base in pretrained.BASES:
-        if has_copies(base):
-            found += on_pretrained(base)
+    """Return the cells to run on a CPU."""
+    found = [*experiments(store), *map(of_base, TO_COME), of_base(pretrained.SMOL, 1.0)]
     return once([cell for experiment in found for cell in experiment.cells(store)])
 
 

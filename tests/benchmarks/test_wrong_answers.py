@@ -82,7 +82,7 @@ def test_a_temperature_of_the_rows_is_that_of_the_loss(monkeypatch):
 def test_comparisons_to_come_have_known_recipes(monkeypatch, tmp_path):
     monkeypatch.setattr(wrong_answers, "model_hash", lambda base: "hash")
     to_come = [
-        *map(wrong_answers.on_pretrained, pretrained.BASES),
+        *map(wrong_answers.on_gpu, pretrained.BASES),
         [wrong_answers.in_one_pass(), wrong_answers.of_sessions(1.0)],
     ]
     for experiment in chain(*to_come):
