@@ -170,7 +170,7 @@ def curate(
     known = _can_be_chosen(rewards, rule)
     order = order[known[order]]
     is_positive = rewards[order] >= 0
-    share = {"positive_share": positive_share, "balanced": 0.5, "repeated_positives": 1.0}.get(rule)
+    share = {"positive_share": positive_share, "balanced": 0.5, "repeated_positives": 1.0, "positives": 1.0}.get(rule)
     if rule == "repeated_positives" and size is None:
         size = int((~np.isnan(rewards)).sum()) or None  # rows with R = 0 count, too
     asked, chosen = _choose(rule, order, is_positive, problem, size, share, seed)
@@ -227,12 +227,9 @@ def _choose(
     def draw(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         return rows if count >= len(rows) else rng.choice(rows, count, replace=False)
 
-    if rule == "none":
-        return len(order), [order]
-    if rule in ("uniform", "positives"):
-        rows = order if rule == "uniform" else positives
-        asked = len(rows) if size is None else size
-        return asked, [draw(rows, asked)]
+    if rule in ("none", "uniform"):
+        asked = len(order) if size is None or rule == "none" else size
+        return asked, [draw(order, asked)]
     if positive_share is not None:
         repeats = rule in REPEATING and len(positives) > 0
         limits: list[float] = [len(order) if size is None else size]
@@ -255,7 +252,7 @@ def _choose(
 
 def _warn_if_short(curated: Curated, rule: str, positive_share: float | None) -> None:
     missing = []
-    if not curated.available_positives and (rule in ("positives", "anna_karenina") or (positive_share or 0) > 0):
+    if not curated.available_positives and (rule == "anna_karenina" or (positive_share or 0) > 0):
         missing.append("positive")
     has_share_of_negatives = positive_share is not None and positive_share < 1
     if not curated.available_negatives and (rule == "anna_karenina" or has_share_of_negatives):

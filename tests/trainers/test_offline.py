@@ -435,6 +435,15 @@ def test_log_mu_in_memory_is_not_used_for_another_run(make, tmp_path, monkeypatc
         trainer.train(resume_from_checkpoint=checkpoint)
 
 
+def test_a_training_log_after_an_evaluation_has_the_metrics_of_training(make, rows):
+    trainer = make(evaluation=rows, eval_strategy="epoch", logging_steps=99)
+    trainer.train()
+    *_, evaluation, summary = trainer.state.log_history
+    assert evaluation["eval_topr/positive_share"] == summary["topr/positive_share"] == 0.25
+    assert "train_runtime" in summary
+    assert not trainer.model.training
+
+
 def test_evaluation_and_curation(make, rows):
     trainer = make(
         evaluation=rows, curation="anna_karenina", iteration_size=4, eval_strategy="steps", eval_steps=1, max_steps=1
@@ -473,11 +482,13 @@ def test_when_steps_are_sorted(make, model, moe):
 @pytest.mark.parametrize(
     ("settings", "share"),
     [({}, "25%"), ({"effective_positive_share": 0.5}, "50%"), ({"preset": "positives_only"}, None),
-     ({"disable_tqdm": True}, None), ({"curation": "positives"}, None)],
+     ({"disable_tqdm": True}, None), ({"curation": "positives"}, None), ({"column": 1.0}, None)],
 )  # fmt: skip
-def test_the_first_line_says_how_much_negatives_weigh(make, capsys, settings, share):
+def test_the_first_line_says_how_much_negatives_weigh(make, rows, capsys, settings, share):
     settings = {"disable_tqdm": False, "max_steps": 1, **settings}
-    trainer = make(**settings)
+    if settings.pop("column", None):  # No setting changes these rewards.
+        rows = rows.add_column("reward_after_baseline", rows["reward"])
+    trainer = make(rows, **settings)
     trainer.compute_log_mu()
     assert "the effective share of positives" not in capsys.readouterr().out
     trainer.train()
@@ -565,8 +576,11 @@ def test_evaluation_before_and_after_training(make, rows):
     assert both["eval_b_loss"] == pytest.approx(both["eval_a_loss"], rel=1e-5)
     trainer.train()
     assert math.isfinite(trainer.evaluate()["eval_a_loss"])
-    with pytest.raises(ValueError, match="need log μ of the starting weights"):
+    with pytest.raises(ValueError, match="rows of eval need log μ of the starting weights"):
         trainer.evaluate(rows.select(range(2)))
+    trainer.args.preset = "tis"  # It needs log μ of positives, too, and the weights are no longer those of μ.
+    with pytest.raises(ValueError, match=r"rows of train need log μ.*new trainer"):
+        trainer.train()
 
 
 @pytest.mark.slow

@@ -315,6 +315,20 @@ def test_a_prompt_has_one_bos_token_online_as_offline(make, bos_tokenizer):
     assert ids == [tokenize_row({"prompt": chat, "completion": "7"}, bos_tokenizer).prompt_ids]
 
 
+def test_data_seed_is_the_seed_of_the_order(make):
+    orders = []
+    for seeds in ({}, {"data_seed": 7}, {"data_seed": 7, "seed": 9}):
+        sampler = make(**seeds)._get_train_sampler()
+        sampler.set_epoch(1)
+        orders.append([*sampler])
+    assert orders[0] != orders[1] == orders[2]
+
+
+def test_incomplete_groups_of_an_evaluation_batch_are_refused(make, problems):
+    with pytest.raises(ValueError, match=r"per_device_eval_batch_size=8.*groups of 3.*num_generations_eval"):
+        make(evaluation=problems, num_generations_eval=3)
+
+
 def test_iterable_dataset_and_evaluation(train, problems):
     stream = IterableDataset.from_generator(lambda: iter(problems.to_list()))
     trainer, _, _ = train(

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from topr_trl.baseline import BASELINES, FloatArray
 from topr_trl.curation import CURATIONS, Curated, compose
 from topr_trl.limits import PRESETS, RATIO_LEVELS, SEGMENT_TOKENS, TruncationLimits
-from topr_trl.settings.checks import check_at_least, check_choice, check_type, check_types
+from topr_trl.settings.checks import check_at_least, check_choice, check_types
 from topr_trl.settings.unsupported import offloads_optimizer, refuse_adafactor, refuse_split_sequences
 from topr_trl.user_warnings import warn_user
 
@@ -220,7 +220,7 @@ class TOPRArguments(CurationArguments, LossArguments):
         """Raise a ValueError if a setting is invalid, or conflicts with the settings of Accelerate or DeepSpeed."""
         self.validate_loss()
         self.validate_curation()
-        check_type("share_prompts", self.share_prompts, bool | None)
+        check_types(self, TOPRArguments, but=("baseline",))
         if getattr(self, "ignore_data_skip", False):
             raise ValueError("ignore_data_skip=True: a resumed run would read rows of the epoch again. Remove it.")
         launched = os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2"

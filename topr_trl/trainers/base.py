@@ -326,6 +326,10 @@ class TOPRMixin(Trainer):
         for name in ["loss"] if scaled else ["loss", "grad_norm"]:
             if not math.isfinite(logs.get(name) or 0.0):
                 raise not_finite(f"`{name}` at step {self.state.global_step}", self.args.output_dir)
+        # Trainer also logs training right after an evaluation, which leaves the model in evaluation mode. Metrics,
+        # callbacks and TRL read the mode of the model.
+        was_training = self.model.training
+        self.model.train(was_training or not {"loss", "train_runtime"}.isdisjoint(logs))
         mode = self._mode
         collected, found = self._metrics[mode], self._row_log.read_metrics(mode, self.accelerator)
         if self._ratio_is_one:
@@ -342,6 +346,7 @@ class TOPRMixin(Trainer):
             logs.update({f"{self._metric_prefix}_{name}": _mean(values) for name, values in collected.items()})
             collected.clear()
         super().log(logs, start_time)
+        self.model.train(was_training)
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None

@@ -145,7 +145,9 @@ class LogMu:
         self.planned: dict[str, NeededRows] = {}
         self.sampler_distance: dict[str, float] = {}
 
-    def plan(self, name: str, rows: NeededRows, model: str, checkpoint: Path | None = None) -> None:
+    def plan(
+        self, name: str, rows: NeededRows, model: str, checkpoint: Path | None = None, is_trained: bool = False
+    ) -> None:
         """Select the source of log μ of a dataset, and read log μ from disk if the run is resumed.
 
         If log μ is neither in the rows nor already known, a new run adds the dataset to `planned`. If the output folder
@@ -160,10 +162,13 @@ class LogMu:
                 Fingerprint of the starting model.
             checkpoint (`Path`, *optional*):
                 Folder of the checkpoint from which the run is resumed. `None` for a new run.
+            is_trained (`bool`, *optional*, defaults to `False`):
+                Whether training has changed the weights, so that log μ can no longer be computed.
 
         Raises:
-            ValueError: log μ in the rows is malformed or from a different model. Or the run is resumed, and its file is
-                missing, damaged, or from a different model or different rows.
+            ValueError: log μ in the rows is malformed or from a different model. Or it is unknown, and training has
+                changed the weights. Or the run is resumed, and its file is missing, damaged, or from a different model
+                or different rows.
         """
         dataset = rows.dataset
         if model != self._model:
@@ -177,6 +182,11 @@ class LogMu:
                 main = self.accelerator.is_main_process
                 found = [self._resumed(self._path(name), checkpoint, model, rows.fingerprint) if main else None]
                 self._use(dataset, broadcast_object_list(found)[0])
+            elif is_trained:
+                raise ValueError(
+                    f"The rows of {name} need log μ of the starting weights, and training has changed them. Create a "
+                    "new trainer with the starting model, these rows and these settings, or add a column mu_logps."
+                )
             else:
                 self._set_aside(self._path(name), model, rows.fingerprint)
                 self.planned[name] = rows

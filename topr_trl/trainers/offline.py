@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from accelerate.data_loader import SeedableRandomSampler
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 from torch import Tensor, nn
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from trl import SFTTrainer
@@ -142,8 +142,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         datasets = {"train": train_dataset, **evaluated}
         self._scored = {name: ScoredRows.read(name, rows) for name, rows in datasets.items()}
         self._temperature = temperature_of({name: scored.temperatures for name, scored in self._scored.items()})
-        if isinstance(eval_dataset, DatasetDict):
-            eval_dataset = dict(eval_dataset)
         model, args = model_and_settings("OfflineTOPRTrainer", model, args, OfflineTOPRConfig)
         args.refuse_loss_as_metric(evaluated)
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
@@ -223,6 +221,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if scored.after_baseline_U is not None:
             self._rows_trained_on += "; their column `reward_after_baseline` replaces baseline and curation"
             say("rewards come from reward_after_baseline, which already includes baseline and curation.", args)
+            self._said.add("share")  # No setting changes it.
         if scored.times_U is None or not (rewards > 0).all():  # Otherwise, topr curate has repeated right answers.
             warn_of_signs(curated, not scored.rewards_U.all(), args, self._said)
         warn_of_scale(rewards, self._said)
@@ -344,7 +343,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         super()._before_training(checkpoint)
         self._log_mu.planned.clear()  # A computation that was interrupted may have left them.
         for name, each in rows.items():
-            self._log_mu.plan(name, each, self._run["model"], checkpoint)
+            self._log_mu.plan(name, each, self._run["model"], checkpoint, is_trained=self.state.global_step > 0)
         if "train" in self._log_mu.planned and not self._sampler_reported:
             say(
                 "log μ is computed with the starting model. If another model wrote the rows, that is a proxy: "
@@ -423,14 +422,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                     "eval_on_start=True, or add a column mu_logps to the rows."
                 )
             self._compute_log_mu(self.model)
-        elif any(
-            "mu_logps" not in rows.column_names and NeededRows.of(rows, self.args.limits).needs_N.any()
-            for rows in new.values()
-        ):
-            raise ValueError(
-                f"The rows of {', '.join(new)} need log μ of the starting weights, and training has changed them. Pass "
-                "the dataset as eval_dataset when you create the trainer, or add a column mu_logps."
-            )
+        else:
+            for name, rows in new.items():
+                self._log_mu.plan(name, NeededRows.of(rows, self.args.limits), self._run["model"], is_trained=True)
         # Skip SFTTrainer's method, because it would prepare the rows again, and differently.
         return super(SFTTrainer, self).evaluate(eval_dataset, *args, **kwargs)
 

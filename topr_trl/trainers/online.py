@@ -69,6 +69,7 @@ from topr_trl.trainers.messages import say_share, warn_of_signs
 from topr_trl.trainers.replay.replay import Replay, check_replay
 from topr_trl.trainers.shared_prompts import share_generated
 from topr_trl.trainers.start_checks import (
+    check_evaluation_batch,
     check_metric_for_best_model,
     check_prompts,
     check_state_is_whole,
@@ -203,6 +204,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if isinstance(train_dataset, Dataset) and len(train_dataset) == 0:
             raise ValueError("The training dataset has no row. Check how it was filtered or split.")
         check_metric_for_best_model(args, eval_dataset)
+        check_evaluation_batch(args, eval_dataset)
         self._rows_made = 0  # number of rows generated so far, over all processes
         self._loss_inputs: dict[str, Any] | None = None  # batch of the loss that is being computed
         self._last_baseline = 0.0  # last solution for `effective_positive_share`
@@ -302,8 +304,11 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
-        """Return TRL's sampler, reseeded in each epoch so that a resumed run repeats the order."""
-        self._order = ReseededSampler(super()._get_train_sampler(dataset))
+        """Return TRL's sampler with `data_seed`, reseeded in each epoch so that a resumed run repeats the order."""
+        sampler: Any = super()._get_train_sampler(dataset)
+        if self.args.data_seed is not None:
+            sampler.seed = self.args.data_seed
+        self._order = ReseededSampler(sampler)
         return self._order
 
     def _before_training(self, checkpoint: Path | None) -> None:

@@ -152,7 +152,7 @@ def identity_of_run(trainer: Any, checkpoint: Path | None, latest: Identity | No
         "trainer": trainer._kind,
         "base_model": base_fingerprint(trainer.model),
         "rows_per_step": trainer._rows_per_step,
-        "rows_per_micro_batch": trainer._rows_per_micro_batch if RESTORES_MICRO_BATCH else None,
+        **({"rows_per_micro_batch": trainer._rows_per_micro_batch} if RESTORES_MICRO_BATCH else {}),
         "rows_of_a_prompt_together": trainer._sharing.together,
         "optimizer": trainer._given_optimizer,
         "limits": asdict(trainer._loss_settings["limits"]),
