@@ -53,6 +53,12 @@ needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="GSM8K's files are n
         ("The answer is 5/0", None),
         ("The answer is 5/\u0660", None),  # a zero, too
         ("The answer is:\n18", "18"),
+        ("The answer is\n\n$$18$$", "18"),
+        ("The answer is:\n\\[\n18\n\\]", "18"),
+        (r"The answer is $-\frac{3}{4}$.", "-0.75"),
+        (r"The answer is $2\dfrac12$ hours", "2.5"),
+        ("The answer is 1½.", "1.5"),
+        (r"The answer is $1{,}080$.", "1080"),
     ],
 )
 def test_extract_answer(response, answer):
@@ -69,8 +75,9 @@ def test_verdict_and_reward():
     assert [verdict(a, "4") for a in ("4", "5", None)] == ["correct", "incorrect", "invalid"]
     reward = answer_reward(gsm8k.judge)
     chat = [[{"role": "assistant", "content": "The answer is 4."}]]
+    calls = [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]
     assert reward(["The answer is 4.", "4", "The answer is 5."], answer=["4"] * 3) == [1.0, -1.0, -1.0]
-    assert reward(chat, answer=["4"], trainer_state=None) == [1.0]
+    assert reward([*chat, calls], answer=["4"] * 2, trainer_state=None) == [1.0, -1.0]
     again = pickle.loads(pickle.dumps(reward))  # AsyncGRPOTrainer sends the function to another process.
     assert (again.__name__, again(["4"], answer=["4"])) == ("answer_reward", [-1.0])
 

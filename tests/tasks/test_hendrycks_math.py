@@ -149,6 +149,8 @@ def test_words_after_a_number_count_if_they_contradict(given, truth, equal):
         ("(2)(3)", "6", True),
         ("(2)(3)", "5", False),
         ("2(3)(4)", "24", True),
+        (r"12\left(\frac{3}{4}\right)", "9", True),
+        ("5(1/2)", "5.5", False),
         ("1/2(3)", "1.5", True),
         (r"\binom{5}{2}\binom{4}{2}", "60", True),
         (r"\sum_{k=0}^5\binom{5}{k}", "32", True),

@@ -90,6 +90,8 @@ def text_of(completion: Any, row: int) -> str:
     """
     is_messages = isinstance(completion, list) and completion and isinstance(completion[-1], dict)
     text = completion[-1].get("content") if is_messages else completion
+    if is_messages and text is None and "role" in completion[-1]:  # It has tool calls alone.
+        return ""
     if not isinstance(text, str):
         raise ValueError(f"Column `completion` must hold text or messages; row {row} holds {completion!r}.")
     return text

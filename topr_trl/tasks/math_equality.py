@@ -347,9 +347,10 @@ _BASED = re.compile(r"\(?0*(?P<digits>[\dA-F]+)\)?_(?:\{(?P<b>\d+)\}|(?P<c>\d+))
 _TEXT = re.compile(rf"{_WORD}\s*\{{([^{{}}]*)\}}|([A-Z]{{3,}})")
 _BARE_WORDS = re.compile(r"\(?[A-Za-z][A-Za-z' -]*\)?")
 _NUMBER_IN_TEXT = re.compile(rf"{_WORD}\s*\{{\s*([-+]?[\d.,]*\d)(\s[^{{}}\d]*)\}}")
-# latex2sympy reads 2(3) and 6\binom{5}{2} as mixed numbers, so it adds the factors.
+# latex2sympy reads 2(3), 2(\frac{1}{2}) and 6\binom{5}{2} as mixed numbers, so it adds the factors.
 _PRODUCT = re.compile(
-    r"((?<![\^_\d.])\d+(?:\.\d+)?|\)|\\[dt]?binom\{[^{}]*\}\{[^{}]*\})\s*(?=\(\d[\d.]*\)|\\[dt]?binom)"
+    r"((?<![\^_\d.])\d+(?:\.\d+)?|\)|\\[dt]?binom\{[^{}]*\}\{[^{}]*\})"
+    r"\s*(?=\((?:\d[\d.]*|\\frac\{\d+\}\{\d+\}|\d+/\d+)\)|\\[dt]?binom)"
 )
 
 
