@@ -443,7 +443,7 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
     _, look, evaluate, trial = printed.splitlines()[-4:]
     assert "The model is in model/.\n" in printed
     assert look.endswith("topr look model")
-    assert evaluate.endswith("topr evaluate --model_name_or_path model --task gsm8k --output_dir results")
+    assert evaluate.endswith("topr evaluate --model_name_or_path model --task gsm8k --num_shots 0 --output_dir results")
     assert trial.endswith("topr trial --ratio_level segment --segment_tokens 32 --input rollouts --test_by rewards")
     printed = run("evaluate", "--input", "rollouts", "--output_dir", "results")
     assert "pass@4" in printed

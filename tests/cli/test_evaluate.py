@@ -165,6 +165,11 @@ def test_errors_come_first(embedded, tmp_path, monkeypatch):
     assert "remove reward_funcs" in fails("--input", scored, "--reward_funcs", "think_format_reward", *out)
     assert "compared with itself" in fails("--input", good, "--compare", good, *out)
     assert "topr sample" in fails("--worker", "0/2", *out)
+    assert "which topr did not write" in fails(*MODEL, "--output_dir", tmp_path)
+    for stage in ("score", "evaluate"):
+        manifest.begin(tmp_path / stage, stage, {})
+        found = fails(*MODEL, "--output_dir", tmp_path / stage)
+        assert f"results of topr {stage} for other rows. Use another output_dir" in found
     assert "is not finished" in fails("--input", _open(tmp_path / "open"), *out)
     assert "a different correct answer" in fails(*MODEL[2:], "--num_test_problems", 2, "--compare", good, *out)
     more = [*MODEL[2:], "--num_test_problems", 5, "--compare", embedded / "rollouts", "--output_dir", tmp_path / "more"]

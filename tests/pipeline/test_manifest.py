@@ -77,6 +77,12 @@ def test_results_for_other_settings_are_an_error_that_names_them(tmp_path):
     manifest.finish(tmp_path, "curate", 1)
     with pytest.raises(ValueError, match=r"another output_dir\. .*results of sample\.$"):
         manifest.begin(tmp_path, "curate", {"seed": 2})
+    # `topr evaluate` keeps the rows that it sampled inside its folder.
+    manifest.begin(tmp_path / "rollouts", "sample", {})
+    with pytest.raises(
+        ValueError, match=r"another output_dir\. To evaluate the same rows .* input to .*rollouts"
+    ):
+        manifest.begin(tmp_path, "curate", {"seed": 2})
 
 
 def test_fingerprint_follows_the_content(tmp_path):

@@ -41,7 +41,6 @@ class Count(Stage[CountArguments]):
     outcome = "Counted: {rows} rows in {folder}."
     order = 15  # between score and curate
     adds_columns = True
-    in_loop = True
 
     def inputs(self):
         return {**rows_read(self.args.source, self.folder), "factor": self.args.factor}

@@ -20,10 +20,12 @@ from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline import trial as trials
 from topr_trl.pipeline.arms import ARMS, RECIPES
 from topr_trl.pipeline.lineage import lineage
+from topr_trl.pipeline.parent_process import LOOP
 from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.split import GIVEN_LOG_MU, Split
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.stages.score import ScoreArguments
+from topr_trl.pipeline.trainer_of_rows import TrainArguments, _is_said_elsewhere
 from topr_trl.pipeline.trial import Outcome, run_trial
 
 
@@ -67,18 +69,34 @@ def test_held_out_problems_are_not_trained_on(scored, tmp_path):
         splitting(scored, tmp_path, trial_rows=17)
 
 
-def test_held_out_rows_keep_their_rewards_and_the_log_mu_that_they_brought(scored, tmp_path):
-    rows = load_rows(scored).remove_columns(["answer", "problem_id"])
+@pytest.mark.parametrize("given", ["mu_logps", "sampler_logps"])
+def test_held_out_rows_keep_their_rewards_and_the_log_mu_that_they_brought(given, scored, tmp_path):
+    rows = load_rows(scored).remove_columns(["answer", "problem_id", "sampler_logps"])
     own = [[-0.5] * len(ids) for ids in rows["completion_ids"]]
-    save_rows(rows.add_column("mu_logps", own), tmp_path / "logged")
-    assert splitting(tmp_path / "logged", tmp_path / "out")["by_answers"] is False
+    save_rows(rows.add_column(given, own), tmp_path / "logged")
+    log_mu = "trainer" if given == "mu_logps" else "sampler"
+    assert splitting(tmp_path / "logged", tmp_path / "out", log_mu=log_mu)["by_answers"] is False
     held_out, training = (load_rows(tmp_path / "out" / "rows" / name) for name in ("held-out", "training"))
     assert len(held_out) == 12
     assert sorted(set(held_out["problem_id"])) == [0, 1, 2]
     assert held_out[GIVEN_LOG_MU][:] == [-0.5 * len(ids) for ids in held_out["completion_ids"]]
     assert not {"mu_logps", "sampler_logps"} & set(held_out.column_names)
-    assert "mu_logps" in training.column_names
+    assert given in training.column_names
     assert not set(training["prompt"]) & set(held_out["prompt"])
+
+
+def test_messages_of_training_are_those_of_the_first_arm(tmp_path, monkeypatch):
+    def is_said(arm, is_log_mu=False):
+        (tmp_path / arm / "model").mkdir(parents=True, exist_ok=True)
+        args = TrainArguments(output_dir=str(tmp_path / arm / "model"), use_cpu=True, bf16=False)
+        return not _is_said_elsewhere(args, is_log_mu)
+
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "base").mkdir()
+    monkeypatch.setenv(LOOP, "1")
+    assert [is_said("share-20"), is_said("share-20", is_log_mu=True), is_said("share-50")] == [True, False, False]
+    monkeypatch.delenv(LOOP)  # `topr train` on its own, beside folders of others
+    assert is_said("share-50")
 
 
 def test_another_task_is_another_split(scored, tmp_path):

@@ -7,7 +7,6 @@ from topr_trl.evaluation.answers import encode, read_samples, run_names
 from topr_trl.evaluation.bootstrap import matched, matching_order
 from topr_trl.evaluation.rewards import read_reward_samples
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.model_loading import model_path
 from topr_trl.pipeline.problems import check_rewards, check_rows, load_problems
 from topr_trl.pipeline.run_folders import ROLLOUTS
 from topr_trl.pipeline.settings import stage_args
@@ -46,9 +45,10 @@ def evaluate_command(args: EvaluateArguments) -> None:
             scored = path is second and in_all_shards(path, is_scored)
             check_rows(path, "evaluate", None if scored else args.reward_funcs)
     if source is None:
+        _check_folder(out)
         check_rewards(load_problems(args, "test"), args)
     if second is not None:
-        first_name, second_name = _names_of_runs(args, source, second)
+        first_name, second_name = ("", second.name) if source is None else run_names(source, second)
         second, into = _score_if_needed(args, second, into / second_name), into / first_name
     if source is None:
         if second is not None:
@@ -66,15 +66,14 @@ def evaluate_command(args: EvaluateArguments) -> None:
     print(f"{tables}\nEvaluated the rows in {source}. Tables, JSON and a plot are in {out}/.", flush=True)
 
 
-def _names_of_runs(args: EvaluateArguments, source: Path | None, second: Path) -> list[str]:
-    """Return a name for each of the two compared runs.
-
-    Rows from `--input` and `--compare` are scored into folders with these names.
-    """
-    if source is not None:
-        return run_names(source, second)
-    model = Path(model_path(args)).name
-    return [model, second.name if second.name != model else f"compared-{model}"]
+def _check_folder(folder: Path) -> None:
+    """Raise a ValueError if the folder has other results. This check runs before sampling."""
+    record = manifest.read(folder)
+    if record is None:
+        manifest.state(folder, Evaluate.name, {})  # It refuses files that topr did not write.
+    elif Evaluate.name not in record.stages or manifest.read(folder / ROLLOUTS) is None:
+        *_, last = record.stages
+        raise ValueError(f"{folder} holds the results of topr {last} for other rows. Use another output_dir.")
 
 
 def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:

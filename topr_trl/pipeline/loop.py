@@ -81,7 +81,7 @@ class _StepsOfIterations:
         return str(self._folder(iteration) / "model") if iteration else self.loop.model_name_or_path
 
     def rows(self, iteration: int) -> list[Step]:
-        """Return the steps that make the rows of an iteration, in order: `sample`, and all stages with `in_loop`.
+        """Return the steps that make the rows of an iteration, in order: `sample`, and all stages that add columns.
 
         If the user gave rows, the first iteration does not sample, and scores only rows without rewards.
         """
@@ -92,7 +92,7 @@ class _StepsOfIterations:
         for stage in stages.row_stages():
             # The stage `score` would replace rewards that it wrote before.
             keeps_rewards = stage is Score and source != rows and in_all_shards(Path(source), have_rewards)
-            if stage.in_loop and not keeps_rewards:
+            if stage.adds_columns and not keeps_rewards:
                 changes = {"input": source, "output_dir": rows, "iteration": iteration,
                            "model_name_or_path": self.model(writer)}  # fmt: skip
                 known = {name: value for name, value in changes.items() if name in field_names(stage.settings)}

@@ -15,6 +15,7 @@ from typing import Any
 
 from topr_trl.data.tables import atomic_write
 from topr_trl.pipeline.locks import LOCK
+from topr_trl.pipeline.run_folders import ROLLOUTS
 
 # pandas, pyarrow and datasets skip names that start with _ or . when they read a folder.
 NAME = "_manifest.json"
@@ -83,7 +84,9 @@ def state(folder: Path, stage: str, inputs: Json, has_results: bool = True) -> s
         if has_results or "finished" in entry:
             others = sorted(set(record.stages) - {stage})
             way_out = ", or remove this folder and the folders of later stages"
-            if others:
+            if (rows := folder / ROLLOUTS / NAME).is_file():
+                way_out = f". To evaluate the same rows again, also set input to {rows.parent}"
+            elif others:
                 way_out = f". This folder also has the results of {', '.join(others)}"
             raise ValueError(
                 f"{folder} holds results for other settings ({'; '.join(changed)}). Use another output_dir{way_out}."

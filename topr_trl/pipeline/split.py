@@ -112,7 +112,7 @@ def _choose_rows(trial: TrialArguments, folder: Path) -> tuple[Dataset, Dataset,
             "trial can use --test_by answers instead."
         )
     else:
-        kept = _prepare_held_out(rows.select(tested), numbers)
+        kept = _prepare_held_out(rows.select(tested), numbers, trial.log_mu)
     return rows.select(training), kept, {
         "by_answers": by_answers, "settings": names, "diagnosis": str(scored.diagnose() or ""),
     }  # fmt: skip
@@ -177,7 +177,7 @@ def _can_judge(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> boo
     return False
 
 
-def _prepare_held_out(rows: Dataset, numbers: NDArray[np.int64]) -> Dataset:
+def _prepare_held_out(rows: Dataset, numbers: NDArray[np.int64], log_mu: str) -> Dataset:
     """Return held-out rows for computing log-probabilities.
 
     If the rows have log μ, the column `given_log_mu` has the sum of log μ over each row.
@@ -185,6 +185,7 @@ def _prepare_held_out(rows: Dataset, numbers: NDArray[np.int64]) -> Dataset:
     Args:
         rows ([`~datasets.Dataset`]): Held-out rows.
         numbers (`np.ndarray`): Problem of each row, numbered from 0. The numbers become the column `problem_id`.
+        log_mu (`str`): Source of log μ, see [`OfflineTOPRConfig`].
 
     Raises:
         ValueError: a rollout can have several rows, or only some rows have log μ.
@@ -195,9 +196,11 @@ def _prepare_held_out(rows: Dataset, numbers: NDArray[np.int64]) -> Dataset:
             "judged, use --test_by answers. Otherwise, use only rollouts of one row, and remove the column."
         )
     rows = explicit_masks(rows)
-    if MU_COLUMNS[0] in rows.column_names:
-        known = checked_column(rows, MU_COLUMNS[0], lambda logps: logps is not None, "log μ", "Drop the column.")
-        rows = rows.add_column(GIVEN_LOG_MU, [float(np.sum(logps)) for logps in known])
+    given = "sampler_logps" if log_mu == "sampler" else MU_COLUMNS[0]
+    if given in rows.column_names:
+        known = checked_column(rows, given, lambda logps: logps is not None, "log μ", "Drop the column.")
+        # Tokens that the model did not write have no log-probability.
+        rows = rows.add_column(GIVEN_LOG_MU, [float(np.nansum(np.array(logps, dtype=float))) for logps in known])
     # Drop the given log-probabilities, because the trial computes new ones with each of its models.
     gone = [name for name in (*MU_COLUMNS, "sampler_logps", "problem_id") if name in rows.column_names]
     return rows.remove_columns(gone).add_column("problem_id", numbers)

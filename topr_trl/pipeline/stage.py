@@ -39,9 +39,9 @@ class Stage(ABC, Generic[Settings]):
         outcome (`str`, defaults to `""`): Line that the command prints after the summary. It can contain `{folder}` and
             `{rows:,}`.
         order (`int`, *optional*): Position among the stages that write rows. A stage that runs again removes the
-            columns of stages with a higher `order`. The loop runs the stages with `in_loop` in this order.
-        adds_columns (`bool`, defaults to `False`): Whether `make` adds columns to rows with `self.add_columns`.
-        in_loop (`bool`, defaults to `False`): Whether `topr iterate` runs the stage on the rows of each iteration.
+            columns of stages with a higher `order`. The loop runs them in this order.
+        adds_columns (`bool`, defaults to `False`): Whether `make` adds columns to rows with `self.add_columns`. The
+            loop runs such stages on the rows of each iteration.
         runs_apart (`bool`, defaults to `False`): Whether the loop runs the stage in its own processes. All of their
             memory, including GPU memory, is freed when they end.
         on_several_processes (`bool`, defaults to `False`): Whether `accelerate launch` may start the stage in several
@@ -61,7 +61,6 @@ class Stage(ABC, Generic[Settings]):
     outcome: ClassVar[str] = ""
     order: ClassVar[int | None] = None
     adds_columns: ClassVar[bool] = False
-    in_loop: ClassVar[bool] = False
     runs_apart: ClassVar[bool] = False
     on_several_processes: ClassVar[bool] = False
 

@@ -46,7 +46,6 @@ class Curate(Stage[CurateArguments]):
     outcome = "Rows in {folder}/: {rows:,}. The column reward_after_baseline is set in the rows to train on."
     order = 20
     adds_columns = True
-    in_loop = True
 
     def inputs(self) -> Json:
         """Return the fingerprint of the rows, and the settings that determine the choice."""

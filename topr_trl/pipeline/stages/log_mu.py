@@ -37,7 +37,6 @@ class ComputeLogMu(Stage[TrainArguments]):
     outcome = "log μ is in {folder}/."
     order = 30
     adds_columns = True
-    in_loop = True
     runs_apart = True
     on_several_processes = True
 

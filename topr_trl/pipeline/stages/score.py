@@ -52,7 +52,6 @@ class Score(Stage[ScoreArguments]):
     outcome = "Rows with rewards in {folder}/: {rows:,}."
     order = 10
     adds_columns = True
-    in_loop = True
 
     def __init__(self, args: ScoreArguments) -> None:
         super().__init__(args)

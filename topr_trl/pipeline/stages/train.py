@@ -118,11 +118,13 @@ class Train(Stage[TrainArguments]):
         task = made.get("score", {}).get("task")
         if task in (None, OWN_PROMPTS.name):
             return "--test_dataset_name PROMPTS.jsonl --reward_funcs FILE.py:FUNCTION"
-        sampling = made.get("sample")
-        if sampling and sampling["dataset_name"] is None:
-            return f"--task {task}"  # The built-in problems have a test split.
-        name = name_on_the_hub(sampling["dataset_name"]) if sampling else None
-        return f"--task {task} {f'--dataset_name {name}' if name else '--test_dataset_name PROBLEMS.jsonl'}"
+        if (sampling := made.get("sample")) is None:
+            return f"--task {task} --test_dataset_name PROBLEMS.jsonl"
+        options, dataset = f"--task {task} --num_shots {sampling['num_shots']}", sampling["dataset_name"]
+        if dataset is None:
+            return options  # The built-in problems have a test split.
+        name = name_on_the_hub(dataset)
+        return f"{options} {f'--dataset_name {name}' if name else '--test_dataset_name PROBLEMS.jsonl'}"
 
     def inputs(self) -> Json:
         """Return the rows, the weights and the settings.
