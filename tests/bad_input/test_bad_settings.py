@@ -47,7 +47,8 @@ SETTINGS = [
     of_both("a share of 0", "effective_positive_share, (0, 1], 0.0", effective_positive_share=0.0),
     of_both("a baseline and a share", "baseline=0.5, effective_positive_share=0.2, remove one", baseline=0.5,
         effective_positive_share=0.2),
-    of_both("a learning rate as text, as PyYAML reads 1e-5", "learning_rate, float, '1e-5'", learning_rate="1e-5"),
+    of_both("a learning rate as text, as PyYAML reads 1e-5", "learning_rate, float, '1e-5', write 1.0e-5",
+        learning_rate="1e-5"),
     of_both("an unknown curation", "curation, none, uniform, positives, positive_share, balanced, repeated_positives,"
         " anna_karenina, 'best'", curation="best"),
     of_both("no row to keep", "iteration_size, at least 1, 0", curation="uniform", iteration_size=0),

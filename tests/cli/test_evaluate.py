@@ -169,7 +169,7 @@ def test_errors_come_first(embedded, tmp_path, monkeypatch):
     for stage in ("score", "evaluate"):
         manifest.begin(tmp_path / stage, stage, {})
         found = fails(*MODEL, "--output_dir", tmp_path / stage)
-        assert f"results of topr {stage} for other rows. Use another output_dir" in found
+        assert f"results of topr {stage} without the rows of this command. Use another output_dir" in found
     assert "is not finished" in fails("--input", _open(tmp_path / "open"), *out)
     assert "a different correct answer" in fails(*MODEL[2:], "--num_test_problems", 2, "--compare", good, *out)
     more = [*MODEL[2:], "--num_test_problems", 5, "--compare", embedded / "rollouts", "--output_dir", tmp_path / "more"]

@@ -78,11 +78,11 @@ def test_results_for_other_settings_are_an_error_that_names_them(tmp_path):
     with pytest.raises(ValueError, match=r"another output_dir\. .*results of sample\.$"):
         manifest.begin(tmp_path, "curate", {"seed": 2})
     # `topr evaluate` keeps the rows that it sampled inside its folder.
+    manifest.begin(tmp_path, "evaluate", {"seed": 1})
+    manifest.finish(tmp_path, "evaluate", 1)
     manifest.begin(tmp_path / "rollouts", "sample", {})
-    with pytest.raises(
-        ValueError, match=r"another output_dir\. To evaluate the same rows .* input to .*rollouts"
-    ):
-        manifest.begin(tmp_path, "curate", {"seed": 2})
+    with pytest.raises(ValueError, match=r"another output_dir\. To evaluate the same rows .* input to .*rollouts"):
+        manifest.begin(tmp_path, "evaluate", {"seed": 2})
 
 
 def test_fingerprint_follows_the_content(tmp_path):

@@ -20,12 +20,10 @@ from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline import trial as trials
 from topr_trl.pipeline.arms import ARMS, RECIPES
 from topr_trl.pipeline.lineage import lineage
-from topr_trl.pipeline.parent_process import LOOP
 from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.split import GIVEN_LOG_MU, Split
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.stages.score import ScoreArguments
-from topr_trl.pipeline.trainer_of_rows import TrainArguments, _is_said_elsewhere
 from topr_trl.pipeline.trial import Outcome, run_trial
 
 
@@ -82,21 +80,9 @@ def test_held_out_rows_keep_their_rewards_and_the_log_mu_that_they_brought(given
     assert held_out[GIVEN_LOG_MU][:] == [-0.5 * len(ids) for ids in held_out["completion_ids"]]
     assert not {"mu_logps", "sampler_logps"} & set(held_out.column_names)
     assert given in training.column_names
+    with pytest.raises(ValueError, match="log_mu: None there, 'sampler' now" if given == "mu_logps" else "log_mu"):
+        splitting(tmp_path / "logged", tmp_path / "out", log_mu="sampler" if given == "mu_logps" else "trainer")
     assert not set(training["prompt"]) & set(held_out["prompt"])
-
-
-def test_messages_of_training_are_those_of_the_first_arm(tmp_path, monkeypatch):
-    def is_said(arm, is_log_mu=False):
-        (tmp_path / arm / "model").mkdir(parents=True, exist_ok=True)
-        args = TrainArguments(output_dir=str(tmp_path / arm / "model"), use_cpu=True, bf16=False)
-        return not _is_said_elsewhere(args, is_log_mu)
-
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "base").mkdir()
-    monkeypatch.setenv(LOOP, "1")
-    assert [is_said("share-20"), is_said("share-20", is_log_mu=True), is_said("share-50")] == [True, False, False]
-    monkeypatch.delenv(LOOP)  # `topr train` on its own, beside folders of others
-    assert is_said("share-50")
 
 
 def test_another_task_is_another_split(scored, tmp_path):

@@ -58,6 +58,8 @@ needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="GSM8K's files are n
         (r"The answer is $-\frac{3}{4}$.", "-0.75"),
         (r"The answer is $2\dfrac12$ hours", "2.5"),
         ("The answer is 1½.", "1.5"),
+        (r"The answer is 2 \frac{1}{2}, or - \frac{1}{2}", "2.5"),
+        (r"The answer is - \frac{1}{2}", "-0.5"),
         (r"The answer is $1{,}080$.", "1080"),
     ],
 )

@@ -315,18 +315,11 @@ def test_a_prompt_has_one_bos_token_online_as_offline(make, bos_tokenizer):
     assert ids == [tokenize_row({"prompt": chat, "completion": "7"}, bos_tokenizer).prompt_ids]
 
 
-def test_data_seed_is_the_seed_of_the_order(make):
-    orders = []
-    for seeds in ({}, {"data_seed": 7}, {"data_seed": 7, "seed": 9}):
-        sampler = make(**seeds)._get_train_sampler()
-        sampler.set_epoch(1)
-        orders.append([*sampler])
-    assert orders[0] != orders[1] == orders[2]
-
-
 def test_incomplete_groups_of_an_evaluation_batch_are_refused(make, problems):
+    trainer = make(num_generations_eval=3)
     with pytest.raises(ValueError, match=r"per_device_eval_batch_size=8.*groups of 3.*num_generations_eval"):
-        make(evaluation=problems, num_generations_eval=3)
+        trainer.evaluate(problems.select(range(4)))
+    assert math.isfinite(trainer.evaluate(problems.select(range(2)))["eval_loss"])  # one batch
 
 
 def test_iterable_dataset_and_evaluation(train, problems):
@@ -338,6 +331,14 @@ def test_iterable_dataset_and_evaluation(train, problems):
     evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     assert evaluations
     assert "eval_topr/reward" in evaluations[-1]
+
+
+def test_a_training_log_after_an_evaluation_has_the_metrics_of_training(make, problems):
+    trainer = make(evaluation=problems.select(range(2)), eval_strategy="steps", eval_steps=2, logging_steps=99)
+    trainer.train()
+    *_, summary = trainer.state.log_history
+    assert {"train_runtime", "topr/reward"} <= summary.keys()
+    assert not [name for name in summary if name.startswith("clip_ratio")]
 
 
 def test_peft_trains_the_adapter_alone(train):

@@ -73,7 +73,9 @@ def _check_folder(folder: Path) -> None:
         manifest.state(folder, Evaluate.name, {})  # It refuses files that topr did not write.
     elif Evaluate.name not in record.stages or manifest.read(folder / ROLLOUTS) is None:
         *_, last = record.stages
-        raise ValueError(f"{folder} holds the results of topr {last} for other rows. Use another output_dir.")
+        raise ValueError(
+            f"{folder} has results of topr {last} without the rows of this command. Use another output_dir."
+        )
 
 
 def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:

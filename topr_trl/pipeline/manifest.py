@@ -84,7 +84,7 @@ def state(folder: Path, stage: str, inputs: Json, has_results: bool = True) -> s
         if has_results or "finished" in entry:
             others = sorted(set(record.stages) - {stage})
             way_out = ", or remove this folder and the folders of later stages"
-            if (rows := folder / ROLLOUTS / NAME).is_file():
+            if stage == "evaluate" and (rows := folder / ROLLOUTS / NAME).is_file():
                 way_out = f". To evaluate the same rows again, also set input to {rows.parent}"
             elif others:
                 way_out = f". This folder also has the results of {', '.join(others)}"

@@ -52,7 +52,8 @@ class Split(Stage[TrialArguments]):
         args = self.args
         known = values_of(args, ("trial_rows", "held_out_problems", "test_by", "seed"))
         task = {} if args.test_by == "rewards" else {"task": task_of_rows(args.source, args.task)}
-        return {"input": manifest.fingerprint(args.source), **known, **task}
+        log_mu = {} if args.log_mu == "trainer" else {"log_mu": args.log_mu}  # Trials of earlier versions lack it.
+        return {"input": manifest.fingerprint(args.source), **known, **task, **log_mu}
 
     def make(self) -> Result:
         """Write the rows.
@@ -198,9 +199,9 @@ def _prepare_held_out(rows: Dataset, numbers: NDArray[np.int64], log_mu: str) ->
     rows = explicit_masks(rows)
     given = "sampler_logps" if log_mu == "sampler" else MU_COLUMNS[0]
     if given in rows.column_names:
-        known = checked_column(rows, given, lambda logps: logps is not None, "log μ", "Drop the column.")
-        # Tokens that the model did not write have no log-probability.
-        rows = rows.add_column(GIVEN_LOG_MU, [float(np.nansum(np.array(logps, dtype=float))) for logps in known])
+        remedy = "Drop the column, or with log_mu='sampler' the rows without it."
+        known = checked_column(rows, given, lambda logps: logps is not None, "log μ", remedy)
+        rows = rows.add_column(GIVEN_LOG_MU, [float(np.sum(logps)) for logps in known])
     # Drop the given log-probabilities, because the trial computes new ones with each of its models.
     gone = [name for name in (*MU_COLUMNS, "sampler_logps", "problem_id") if name in rows.column_names]
     return rows.remove_columns(gone).add_column("problem_id", numbers)

@@ -1,6 +1,5 @@
 """Make the trainer of the stages `log-mu` and `train`: an `OfflineTOPRTrainer` on the rows of `input`."""
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -16,7 +15,6 @@ from topr_trl.pipeline.adapters import check_adapter
 from topr_trl.pipeline.lineage import lineage, older_weights, weights_of
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import adapter_of, load_model, load_tokenizer, loading, model_path
-from topr_trl.pipeline.parent_process import LOOP
 from topr_trl.pipeline.settings import RowsArguments, SeedArguments, seed_of, validate_model
 from topr_trl.pipeline.shards import MU_COLUMNS
 from topr_trl.pipeline.stage_inputs import absolute
@@ -54,17 +52,6 @@ class TrainArguments(RowsArguments, OfflineTOPRConfig, ModelConfig):
             )
 
 
-def _is_said_elsewhere(args: TrainArguments, is_log_mu: bool) -> bool:
-    """Return whether another process of a loop or trial prints the messages of this trainer.
-
-    In a loop, `train` prints them in iteration 1, after `log-mu`. In a trial, `train` prints them for the first arm.
-    """
-    if args.iteration or LOOP not in os.environ:
-        return args.iteration > 1 or (args.iteration == 1 and is_log_mu)
-    arms = [path for path in args.folder.parent.parent.glob("*/") if path.name not in ("rows", "base")]
-    return is_log_mu or len(arms) > 1
-
-
 def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) -> OfflineTOPRTrainer:
     """Make a trainer for the rows of `args.source`.
 
@@ -78,7 +65,9 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
     """
     work, own = args.folder / manifest.WORK, copy(args)
     own.output_dir, own.seed = str(work), seed_of("train", args.seed, args.iteration)
-    own.was_said = _is_said_elsewhere(args, columns is not None)
+    own.was_said = args.iteration > 1 or (
+        args.iteration == 1 and columns is not None
+    )  # In iteration 1, `log-mu` leaves the messages to `train`, which runs after it.
     how = {**loading(args), **(args.model_init_kwargs or {})}
     # Training continues with the old adapter. A new adapter would need the merged weights as its base model, and these
     # weights must not be rounded.

@@ -56,7 +56,8 @@ def check_type(name: str, value: object, hint: Any) -> None:
     if not fits or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
         unquoted = " YAML reads no, off, yes and on as a bool: quote them." * (isinstance(value, bool) and str in kinds)
-        raise ValueError(f"{name} must be {wanted}, not {value!r}.{unquoted}")
+        text = " YAML reads 1e-5 as text: write 1.0e-5." * (isinstance(value, str) and float in kinds)
+        raise ValueError(f"{name} must be {wanted}, not {value!r}.{unquoted}{text}")
 
 
 def check_choice(settings: object, **choices: Sequence[str | None]) -> None:

@@ -47,9 +47,9 @@ _STATED = ("The answer is", "the answer is")
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d{1,9}(?!\d|\.\d))?")
 # The pattern allows no exponent, because 1e999999 would have a million digits.
 _PLAIN_NUMBER = re.compile(r"(?P<top>[-+]?(?:\d+\.?\d*|\.\d+))(?:/(?P<bottom>\d{1,9}))?")
-# Minus signs become hyphens, currency signs are removed, and a half becomes 1/2.
-_SYMBOLS = str.maketrans("−–", "--", "\\$€£") | str.maketrans({"½": " 1/2", "¼": " 1/4", "¾": " 3/4"})
-_FRACTION = re.compile(r"\\[dt]?frac(?:\{(\d{1,9})\}\{(\d{1,9})\}|(\d)(\d))")
+_SYMBOLS = str.maketrans("−–", "--", "\\$€£")  # minus signs become hyphens, and currency signs are removed
+_VULGAR = str.maketrans({"½": r"\frac12", "¼": r"\frac14", "¾": r"\frac34"})
+_FRACTION = re.compile(r" *\\[dt]?frac(?:\{(\d{1,9})\}\{(\d{1,9})\}|(\d)(\d))")
 _MIXED = re.compile(r"(?<![\d.,/])(\d{1,9}) (\d{1,9})/(\d{1,9})(?!\d|\.\d)")  # a mixed number, such as 1 1/2
 _SPACED = re.compile(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))")  # a space as thousands separator
 _LONGEST_ANSWER = 40  # in characters; a longer number is not an answer, and would be slow to parse
@@ -75,7 +75,8 @@ def normalize_number(text: str) -> str | None:
 def extract_answer(completion: str) -> str | None:
     """Return the number after the last "The answer is", in normal form.
 
-    The search ends at the end of the sentence or line, or after 200 characters. It skips words, units and currency
+    The search ends at the end of the sentence or line, or after 200 characters. It begins after a line break that
+    follows a colon or precedes a formula of its own. It skips words, units and currency
     signs before the number. In an equation such as `2 * 9 = 18`, the number after the last `=` counts.
 
     Args:
@@ -91,7 +92,8 @@ def extract_answer(completion: str) -> str | None:
     tail = completion[start + len(_STATED[0]) :][:200]
     # The number can follow after a line break if there is a colon, or in a formula of its own.
     tail = re.sub(r"^[ *]*(?::?\s*(?:\$\$|\\\[)|:)\s*", "", tail).split("\n", 1)[0]
-    tail = _FRACTION.sub(lambda found: f" {found[1] or found[3]}/{found[2] or found[4]}", tail.replace("{,}", ","))
+    tail = tail.replace("{,}", ",").translate(_VULGAR)
+    tail = _FRACTION.sub(lambda found: f" {found[1] or found[3]}/{found[2] or found[4]}", tail)
     tail = tail.split(". ", 1)[0].rpartition("=")[2]  # "2 * 9 = 18" states 18.
     tail = _SPACED.sub("", tail.translate(_SYMBOLS).replace("- ", "-"))
     tail = _MIXED.sub(lambda mixed: f"{int(mixed[1]) * int(mixed[3]) + int(mixed[2])}/{mixed[3]}", tail)

@@ -122,6 +122,10 @@ class TOPRMixin(Trainer):
     def _mode(self) -> str:
         return "train" if self.model.training else "eval"
 
+    def _mode_of(self, logs: dict[str, float]) -> str:
+        """Return the mode of a log. A log of training can follow an evaluation, which leaves the model in its mode."""
+        return "train" if {"loss", "train_runtime"} & logs.keys() else self._mode
+
     @property
     def _ratio_is_one(self) -> bool:
         """Whether π = μ for every row in the current mode (`train` or `eval`). If so, ratios are not logged."""
@@ -326,11 +330,8 @@ class TOPRMixin(Trainer):
         for name in ["loss"] if scaled else ["loss", "grad_norm"]:
             if not math.isfinite(logs.get(name) or 0.0):
                 raise not_finite(f"`{name}` at step {self.state.global_step}", self.args.output_dir)
-        # Trainer also logs training right after an evaluation, which leaves the model in evaluation mode. Metrics,
-        # callbacks and TRL read the mode of the model.
-        was_training = self.model.training
-        self.model.train(was_training or not {"loss", "train_runtime"}.isdisjoint(logs))
-        mode = self._mode
+        mode, was_training = self._mode_of(logs), self.model.training
+        self.model.train(mode == "train")  # Callbacks and TRL read the mode of the model.
         collected, found = self._metrics[mode], self._row_log.read_metrics(mode, self.accelerator)
         if self._ratio_is_one:
             found = without_ratio(found)

@@ -150,7 +150,7 @@ def warn_of_signs(curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRC
             f"None of the {positives} completions has a negative reward after the baseline: TOPR then is "
             "reward-weighted supervised fine-tuning."
         )
-        if zeros and args.baseline != "mean" and args.effective_positive_share is None:
+        if zeros and args.baseline != "mean":
             message += " Rewards of 0 are not negatives: set baseline='mean', or baseline=0.5."
     elif signs == (False, True):
         message = (

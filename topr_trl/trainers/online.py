@@ -69,7 +69,6 @@ from topr_trl.trainers.messages import say_share, warn_of_signs
 from topr_trl.trainers.replay.replay import Replay, check_replay
 from topr_trl.trainers.shared_prompts import share_generated
 from topr_trl.trainers.start_checks import (
-    check_evaluation_batch,
     check_metric_for_best_model,
     check_prompts,
     check_state_is_whole,
@@ -204,7 +203,6 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if isinstance(train_dataset, Dataset) and len(train_dataset) == 0:
             raise ValueError("The training dataset has no row. Check how it was filtered or split.")
         check_metric_for_best_model(args, eval_dataset)
-        check_evaluation_batch(args, eval_dataset)
         self._rows_made = 0  # number of rows generated so far, over all processes
         self._loss_inputs: dict[str, Any] | None = None  # batch of the loss that is being computed
         self._last_baseline = 0.0  # last solution for `effective_positive_share`
@@ -304,11 +302,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
-        """Return TRL's sampler with `data_seed`, reseeded in each epoch so that a resumed run repeats the order."""
-        sampler: Any = super()._get_train_sampler(dataset)
-        if self.args.data_seed is not None:
-            sampler.seed = self.args.data_seed
-        self._order = ReseededSampler(sampler)
+        """Return TRL's sampler, reseeded in each epoch so that a resumed run repeats the order."""
+        self._order = ReseededSampler(super()._get_train_sampler(dataset))
         return self._order
 
     def _before_training(self, checkpoint: Path | None) -> None:
@@ -445,6 +440,13 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate one dataset. The reward metrics count each completion once, even if Accelerate repeats rows."""
         rows = len(dataloader.dataset) * self.num_generations_eval if has_length(dataloader.dataset) else math.inf
+        batch, group = self.args.per_device_eval_batch_size * self.args.world_size, self.num_generations_eval
+        if rows > batch and batch % group:  # TRL checks this only if `eval_strategy` is set.
+            raise ValueError(
+                f"per_device_eval_batch_size={self.args.per_device_eval_batch_size}: the {batch} completions of an "
+                f"evaluation batch cannot be divided into groups of {group}. Choose per_device_eval_batch_size or "
+                "num_generations_eval so that they can."
+            )
         self._evaluated = EvaluatedRewards(rows)
         return super().evaluation_loop(dataloader, *args, **kwargs)
 
@@ -592,12 +594,12 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             start_time (`float`, *optional*):
                 Start time of training. See `transformers.Trainer.log`.
         """
-        metrics = self._metrics[self._mode]
+        metrics = self._metrics[mode := self._mode_of(logs)]
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
             del metrics[name]  # GRPO's clipping has no effect if its ratio is 1.
         if self.args.log_completions:
             self._show_weights_in_completions()
-        if self._mode == "train":
+        if mode == "train":
             self._silent.warn(self.args.baseline, self._said)
         else:
             self._metrics["eval"].update(self._evaluated.read(self.reward_func_names))

@@ -177,18 +177,3 @@ def check_metric_for_best_model(args: TOPRConfig, eval_dataset: object) -> None:
             f"metric_for_best_model={args.metric_for_best_model!r} is the loss, or names none of the evaluation sets. "
             f"Set it to one of {names}."
         )
-
-
-def check_evaluation_batch(args: TOPRConfig, eval_dataset: object) -> None:
-    """Raise a ValueError if an evaluation batch would have an incomplete group of completions.
-
-    TRL checks this only if `eval_strategy` is set. Otherwise, `evaluate` would fail after generating completions.
-    """
-    group = args.num_generations_eval or args.num_generations
-    rows = args.per_device_eval_batch_size * args.world_size
-    if eval_dataset is not None and rows % group:
-        raise ValueError(
-            f"per_device_eval_batch_size={args.per_device_eval_batch_size}: the {rows} completions of an evaluation "
-            f"batch cannot be divided into groups of {group}. Choose per_device_eval_batch_size or "
-            "num_generations_eval so that they can."
-        )

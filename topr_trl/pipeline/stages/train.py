@@ -121,6 +121,8 @@ class Train(Stage[TrainArguments]):
         if (sampling := made.get("sample")) is None:
             return f"--task {task} --test_dataset_name PROBLEMS.jsonl"
         options, dataset = f"--task {task} --num_shots {sampling['num_shots']}", sampling["dataset_name"]
+        if sampling["training_shots"]:
+            options += " --training_shots true"
         if dataset is None:
             return options  # The built-in problems have a test split.
         name = name_on_the_hub(dataset)
