@@ -1,3 +1,4 @@
+import re
 import warnings
 
 import numpy as np
@@ -104,10 +105,6 @@ def test_float32_rewards_at_the_baseline_have_no_sign():
 
 
 def test_bad_baselines():
-    with pytest.raises(
-        ValueError, match=r"^baseline must be a finite number or one of mean, group_mean, not 'median'\.$"
-    ):
-        subtract_baseline([1.0], "median")
     with pytest.raises(ValueError, match=r"^baseline='group_mean' needs .* group_ids\.$"):
         subtract_baseline([1.0], "group_mean")
 
@@ -198,7 +195,8 @@ def test_a_missing_reward_may_be_none():
 
 @pytest.mark.parametrize("baseline", [np.nan, np.inf, "median", None, np.array([0.0, 1.0, 2.0])])
 def test_a_baseline_is_one_finite_number_or_a_name(baseline):
-    with pytest.raises(ValueError, match=r"baseline must be a finite number or one of mean, group_mean"):
+    expected = f"baseline must be a finite number or one of mean, group_mean, not {baseline!r}."
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
         subtract_baseline([1.0, 0.0, 1.0], baseline)
 
 

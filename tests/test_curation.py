@@ -261,10 +261,6 @@ def test_laws(data, rule, size, share):
 def test_bad_arguments():
     with pytest.raises(ValueError, match="curation must be one of"):
         curate([1.0], [0], "best")
-    with pytest.raises(ValueError, match=r"problem_ids.* 1 rows"):
-        curate([1.0], [0, 1])
-    with pytest.raises(ValueError, match="at least 1"):
-        curate([1.0], [0], size=0)
     with pytest.raises(ValueError, match=r"in \[0, 1\]"):
         curate([1.0], [0], positive_share=2)
     with pytest.raises(ValueError, match=r"positive_share=1 .*'balanced'\. Remove it"):

@@ -61,17 +61,6 @@ def test_agrees_with_a_loop_in_value_and_gradient(limits, normalize):
     torch.testing.assert_close(gradient, expected_gradient)
 
 
-def test_hand_arithmetic():
-    # One negative completion of two tokens: log π = -1 - 2 = -3, log μ = -1, ratio e^-2, so the loss is
-    # -e^-2 · (-1) · (-3) / 2 = -1.5 e^-2, and its gradient in each log π_t is +e^-2 / 2.
-    policy = torch.tensor([[-1.0, -2.0]], dtype=torch.float64, requires_grad=True)
-    mu = torch.tensor([[-0.5, -0.5]], dtype=torch.float64)
-    loss = topr_loss(policy, mu, torch.tensor([-1.0]), torch.ones(1, 2), PRESETS["topr"]).losses_B
-    assert loss.item() == pytest.approx(-1.5 * math.exp(-2))
-    loss.backward()
-    assert policy.grad.tolist() == [[pytest.approx(math.exp(-2) / 2)] * 2]
-
-
 @pytest.mark.parametrize("limits", LIMITS)
 def test_gradient_is_that_of_the_objective(limits):
     # Autograd through J = Σ μ ρ(π/μ) R gives -Σ μ ∇ℓ without length division (Eq. 7 and 11).
@@ -252,15 +241,6 @@ def test_segment_ratio_follows_its_objective(segment_tokens, preset):
 def test_a_segment_has_at_least_one_token(segment_tokens, level):
     with pytest.raises(ValueError, match=rf"^segment_tokens must be at least 1, not {segment_tokens}\.$"):
         log_ratios(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), level, segment_tokens)
-
-
-@pytest.mark.parametrize("level", RATIO_LEVELS)
-def test_on_policy_all_levels_are_reinforce(level):
-    policy, _, rewards, mask = batch()
-    policy.requires_grad_()
-    topr_loss(policy, policy.detach().clone(), rewards, mask, PRESETS["topr"], level).losses_B.sum().backward()
-    expected = -(rewards / mask.sum(1))[:, None] * mask
-    torch.testing.assert_close(policy.grad, expected.to(policy.grad.dtype))
 
 
 def test_unknown_ratio_level():

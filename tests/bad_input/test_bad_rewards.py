@@ -14,9 +14,6 @@ CODE = """
 def short(completions, **kwargs):
     return [float(len(text) < 20) for text in completions]
 
-def solved(completions, solution, **kwargs):
-    return [1.0 for _ in completions]
-
 def divided(completions, **kwargs):
     return [1 / 0 for _ in completions]
 """
@@ -50,8 +47,6 @@ def scored(given: str, words: str, function: str, columns: Any = None, command: 
 
 # fmt: off
 BEFORE_SAMPLING = [
-    looped("a reward function that needs a column", "'solved', column, 'solution', target, rename",
-        "--reward_funcs rewards.py:solved"),
     looped("reward weights without functions", "reward_weights, without reward_funcs, remove",
         "--reward_weights 1 --test_dataset_name prompts.jsonl"),
     looped("a threshold that is not finite", "pass_threshold, finite, inf",
@@ -67,7 +62,7 @@ BEFORE_SAMPLING = [
 ]
 WHILE_SCORING = [
     scored("a reward function that fails",
-        "rows-00000-of-00001.parquet, 'divided', ZeroDivisionError, rewards.py, line 9", "divided"),
+        "rows-00000-of-00001.parquet, 'divided', ZeroDivisionError, rewards.py, line 6", "divided"),
     scored("reward functions for rows with rewards of turns", "scored already, remove, turn_rewards", "short",
         {"turn_rewards": [[1.0], [0.0]]}),
     scored("reward functions for rows with verdicts, in an evaluation", "scored already, remove", "short",

@@ -63,8 +63,6 @@ SETTINGS = [
     setting("an order that does not work in several processes",
         "accelerator_config, dispatch_batches=True, leave dispatch_batches out",
         accelerator_config={"dispatch_batches": True}),
-    setting("the sampler's log μ with a filter", "log_mu='sampler', top_k=500, log_mu='trainer'", TOPRConfig,
-        log_mu="sampler", use_vllm=True, top_k=500),
     setting("a KL term off-policy", "beta=0.1, use_bias_correction_kl=True, use_bias_correction_kl=False, beta=0",
         TOPRConfig, beta=0.1, num_iterations=2),
     setting("no completion", "num_generations, at least 1, 0", SamplingArguments, num_generations=0),

@@ -70,21 +70,21 @@ def test_thinking_and_tools_of_open_webui():
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"),
+    ("answer", "error", "why"),
     [
-        ({"originalContent": "8"}, "edited the rated answer"),
-        ({"files": [{"type": "image"}]}, "files, sources or a summary"),
-        ({"sources": [{"document": ["CONTEXT"]}]}, "files, sources or a summary"),
-        ({"contextSummary": "SUMMARY"}, "files, sources or a summary"),
-        ({"content": '<details type="tool_calls" done="true">\n</details>\n12'}, "shows tool_calls as HTML"),
-        ({"output": [{**OUTPUT[-1], "start_tag": "<solution>"}]}, "tag around the model's text"),
-        ({"role": "user"}, "from user, not the assistant"),
-        ({"parentId": "gone"}, "message gone is not in the chat"),
-        ({"parentId": "a2"}, "message a2 is not in the chat, or is its own parentId"),
+        ({"originalContent": "8"}, Unusable, "edited the rated answer"),
+        ({"files": [{"type": "image"}]}, Unusable, "files, sources or a summary, and the export lacks"),
+        ({"sources": [{"document": ["CONTEXT"]}]}, Unusable, "files, sources or a summary, and the export lacks"),
+        ({"contextSummary": "SUMMARY"}, Unusable, "files, sources or a summary, and the export lacks"),
+        ({"content": '<details type="tool_calls" done="true">\n</details>\n12'}, Unusable, "shows tool_calls as HTML"),
+        ({"output": [{**OUTPUT[-1], "start_tag": "<solution>"}]}, Unusable, "tag around the model's text"),
+        ({"role": "user"}, NotOfFormat, "from user, not the assistant"),
+        ({"parentId": "gone"}, NotOfFormat, "message gone is not in the chat"),
+        ({"parentId": "a2"}, NotOfFormat, "message a2 is not in the chat, or is its own parentId"),
     ],
 )
-def test_text_that_open_webui_does_not_export(answer, why):
-    with pytest.raises(NotOfFormat, match=why):
+def test_text_that_open_webui_does_not_export(answer, error, why):
+    with pytest.raises(error, match=why):
         open_webui.rows(feedback(**answer))
 
 
@@ -151,19 +151,19 @@ def test_a_conversation_of_librechat_without_ratings_or_parents(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"),
+    ("answer", "error", "why"),
     [
-        ({"files": [{"file_id": "f"}]}, "has files"),
-        ({"quotes": ["Cats"]}, "has quotes"),
-        ({"isCreatedByUser": True}, "rated, and is from the user"),
-        ({"content": None, "text": ":::thinking\nHm.\n:::\n12"}, ":::thinking"),
-        ({"content": [{"type": "image_file", "image_file": {}}]}, "part of type image_file"),
+        ({"files": [{"file_id": "f"}]}, Unusable, "has files, and the export lacks"),
+        ({"quotes": ["Cats"]}, Unusable, "has quotes"),
+        ({"isCreatedByUser": True}, NotOfFormat, "rated, and is from the user"),
+        ({"content": None, "text": ":::thinking\nHm.\n:::\n12"}, Unusable, ":::thinking"),
+        ({"content": [{"type": "image_file", "image_file": {}}]}, Unusable, "part of type image_file"),
     ],
 )
-def test_text_that_librechat_does_not_export(answer, why):
+def test_text_that_librechat_does_not_export(answer, error, why):
     given = conversation()
     given["messages"][3].update(answer)
-    with pytest.raises(NotOfFormat, match=why):
+    with pytest.raises(error, match=why):
         librechat.rows(next(librechat.ratings(given)))
     given["messages"][3]["error"] = True
     assert answer.get("isCreatedByUser") or librechat.rows(next(librechat.ratings(given))) == ["failed"]

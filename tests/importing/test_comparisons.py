@@ -73,7 +73,7 @@ def test_ties(verdict):
     [
         ({}, "no field names the better one.*winner"),
         ({"label": 1}, "no field names the better one.*winner"),
-        ({"winner": "gpt-4"}, "winner is 'gpt-4', which is not understood.*--ignore_fields winner"),
+        ({"winner": "gpt-4"}, "winner is 'gpt-4', which is not understood.*response_b or tie.*--ignore_fields winner"),
         ({"winner": "Assistant A is better than Assistant B"}, "winner is 'Assistant A is.*--ignore_fields winner"),
         ({"verdict": "not_a"}, "verdict is 'not_a'.*--ignore_fields verdict"),
         ({"winner": "[[A]] or [[B]]"}, "winner is '..A.. or ..B..'.*--ignore_fields winner"),

@@ -498,7 +498,7 @@ def test_spans_of_agents_are_not_calls(operation):
     (found,) = opentelemetry.calls({**named, "events": []})
     assert opentelemetry.FORMAT.rows(found) == ["other"]
     (found,) = opentelemetry.calls(named)
-    with pytest.raises(NotOfFormat, match=r"not a model call, and has ratings \(tone\)"):
+    with pytest.raises(Unusable, match=r"not a model call, and has ratings \(tone\)"):
         opentelemetry.FORMAT.rows(found)
 
 

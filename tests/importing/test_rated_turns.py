@@ -201,7 +201,7 @@ def test_feedback_on_a_trace_is_no_reward_of_a_turn(read):
     given = of_mlflow([None, None, None])
     given["info"]["assessments"] = [feedback("right", 1)]
     assert [row["reward"] for row in read(given)] == [1.0, 1.0]
-    with pytest.raises(ValueError, match=r"reward is for the whole completion.*--turn_discount"):
+    with pytest.raises(ValueError, match=r"reward is for the whole completion.*Remove --turn_discount"):
         read(given, turn_discount=1)
 
 

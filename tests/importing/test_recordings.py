@@ -153,17 +153,6 @@ def test_a_prompt_that_was_rewritten_starts_another_row(tmp_path, log):
     assert rows["reward"][:] == [1.0, 1.0]
 
 
-def test_messages_are_joined_without_token_ids(tmp_path, log):
-    (name,) = log.add([HI], ({"content": "yes"}, None))
-    later = [HI, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "and?"}]
-    log.add(later, ({"content": "no"}, None), rollout=name)
-    log.reward(name, 1)
-    (row,) = imported(tmp_path)
-    assert [turn["content"] for turn in row["prompt"]] == ["hi"]
-    assert [turn["content"] for turn in row["completion"]] == ["yes", "and?", "no"]
-    assert row["completion_ids"] is None
-
-
 @pytest.mark.parametrize("change", ["reasoning", "text", "tools", "temperature"])
 def test_messages_that_changed_start_another_row(tmp_path, log, change):
     reasoning = {"reasoning_content": "hm"} if change == "reasoning" else {}

@@ -200,7 +200,7 @@ def test_a_part_of_the_prompt_of_a_pair(read, name):
         {"messages": HISTORY[:2]},
     ],
 )
-@pytest.mark.parametrize("name", ["image", "img_path"])
+@pytest.mark.parametrize("name", ["image", "images", "img_path"])
 def test_a_picture_beside_the_text_stops_the_import(read, record, name):
     with pytest.raises(ValueError, match=rf"it has {name}: .*only text.*--ignore_fields {name}.*--skip_unusable"):
         read({**record, name: "a.png"})

@@ -295,7 +295,7 @@ def test_errors_after_sampling_are_found_before(tmp_path):
     with pytest.raises(ValueError, match=r"reward_weights must be numbers, not \[1, 'high'\]"):
         loop(reward_weights=[1, "high"])
     (tmp_path / "rewards.py").write_text(CODE.replace("target,", "solution,"))
-    with pytest.raises(ValueError, match="needs the column 'solution'"):
+    with pytest.raises(ValueError, match=r"'target_in' needs the column 'solution'.* target.* Rename"):
         check(loop())
     (tmp_path / "rewards.py").write_text(CODE)
     (tmp_path / "prompts.jsonl").write_text('{"question": "a", "target": "b"}')

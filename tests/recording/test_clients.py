@@ -4,17 +4,16 @@
 """
 
 import subprocess
-from itertools import groupby
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 from api_server import TEXT, THOUGHT, ApiServer
+from reading import learned
 from recorders import recorder
 
 from topr_trl import load_rows
 from topr_trl.cli import main
-from topr_trl.data.tokenization import tokenize_row
 
 PYTHON = Path(__file__).parents[2] / ".venv-clients" / "bin" / "python"
 ENDPOINTS = {
@@ -24,14 +23,6 @@ ENDPOINTS = {
     "messages": ("anthropic", "litellm_anthropic", "pydantic_ai_anthropic"),
     "api/chat": ("ollama", "litellm_ollama"),
 }  # fmt: skip
-
-
-def learned(row, tokenizer):
-    """Return the texts of a row's completion that a trainer learns."""
-    made = tokenize_row(row, tokenizer)
-    own = made.completion_mask or [True] * len(made.completion_ids)
-    runs = groupby(zip(made.completion_ids, own, strict=True), key=lambda pair: pair[1])
-    return [tokenizer.decode([token for token, _ in run]) for is_own, run in runs if is_own]
 
 
 @pytest.mark.weekly

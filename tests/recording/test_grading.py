@@ -12,12 +12,6 @@ pytestmark = pytest.mark.slow
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "2 + 2?"}]}
 
 
-@pytest.fixture
-def running(tmp_path):
-    with recorder(tmp_path / "log") as found:
-        yield found
-
-
 def recorded(running, **more):
     return httpx.post(f"{running.address}/v1/chat/completions", json=CHAT, **more).headers["x-topr-rollout"]
 

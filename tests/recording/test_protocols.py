@@ -8,8 +8,8 @@ import httpx2 as httpx
 import openai
 import pytest
 from api_server import ARGUMENTS, IDS, PROMPT_IDS, TEXT, THOUGHT, ApiServer
+from reading import learned
 from recorders import recorder, until
-from test_clients import learned
 
 from topr_trl import load_rows
 from topr_trl.cli import main
@@ -294,8 +294,11 @@ def test_a_stream_that_ends_without_an_answer_has_failed(running):
     assert call_of(running)["state"] == "failed"
 
 
-@pytest.mark.parametrize("given", ["text", [1], [None], [{"role": "assistant", "content": 5, "tool_calls": 7}], {}, 3])
-@pytest.mark.parametrize("endpoint", NEW)
+@pytest.mark.parametrize("given", [
+    "text", [1], [None], [{"role": "assistant", "content": 5, "tool_calls": 7}], {}, 3, [{"content": "no role"}],
+    [{"role": "assistant", "tool_calls": [{"function": "f"}, 3]}], [{"role": "user"}],
+])  # fmt: skip
+@pytest.mark.parametrize("endpoint", [CHAT, *NEW])
 def test_malformed_messages_are_passed_on(running, endpoint, given):
     body = {"model": "m", "messages": given, "input": given, "stream": False, "system": 3, "instructions": 4}
     assert httpx.post(f"{running.address}/{path_of(endpoint)}", json=body).status_code == 200

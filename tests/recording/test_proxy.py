@@ -23,12 +23,6 @@ HI = [{"role": "user", "content": "2 + 2?"}]
 ANSWER = "".join(WORDS)
 
 
-@pytest.fixture
-def running(tmp_path):
-    with recorder(tmp_path / "log") as found:
-        yield found
-
-
 def client_of(running, **more):
     return openai.OpenAI(base_url=f"{running.address}/v1", api_key="sk-secret", max_retries=0, **more)
 
@@ -462,17 +456,6 @@ def test_malformed_answers_are_passed_on(running, answer):
     found = httpx.post(f"{running.address}/v1/chat/completions", json={"model": "m", "messages": HI})
     assert (found.status_code, found.content) == (200, answer)
     assert call_of(running)["state"] == "failed"
-    assert httpx.get(f"{running.address}/rollouts").status_code == 200
-
-
-@pytest.mark.parametrize("messages", [
-    [{"role": "assistant", "tool_calls": 5}], [{"role": "assistant", "tool_calls": [{"function": "f"}, 3]}],
-    [{"content": "no role"}], [{"role": "user"}], "text",
-])  # fmt: skip
-def test_malformed_messages_are_passed_on(running, messages):
-    body = {"model": "m", "messages": messages}
-    assert httpx.post(f"{running.address}/v1/chat/completions", json=body).status_code == 200
-    assert running.upstream.requests[-1]["messages"] == messages
     assert httpx.get(f"{running.address}/rollouts").status_code == 200
 
 

@@ -222,7 +222,7 @@ def test_redaction_of_text_that_is_json(pattern, inner, expected):
 
 @pytest.mark.parametrize(("word", "name"), [("email", "emails"), ("Phones", "phones"), ("key", "keys")])
 def test_a_word_that_is_almost_a_name_is_no_pattern(word, name):
-    with pytest.raises(ValueError, match=f"redact: '{word}'.*Did you mean {name}?"):
+    with pytest.raises(ValueError, match=rf"redact: '{word}'.*Did you mean {name}\?"):
         Redactor([word])
     assert Redactor([f"({word})"])(word) == "[redacted]"
 

@@ -631,16 +631,9 @@ def test_a_share_of_1_has_no_negatives_if_all_rewards_are_equal(make):
     assert batch["topr_rewards"].tolist() == [0.0] * 8
 
 
-@pytest.mark.parametrize(
-    ("rewards", "baseline", "message"),
-    [
-        ([0.0, 1.0] * 4, 0, "set baseline='mean', or baseline=0.5"),
-        ([0.5] * 8, "mean", "All 8 completions so far have R = 0"),
-    ],
-)
-def test_rewards_of_one_sign_warn(train, rewards, baseline, message):
-    with pytest.warns(UserWarning, match=message):
-        train(lambda completions, **_: rewards, max_steps=1, baseline=baseline)
+def test_rewards_of_one_sign_warn(train):
+    with pytest.warns(UserWarning, match="set baseline='mean', or baseline=0.5"):
+        train(lambda completions, **_: [0.0, 1.0] * 4, max_steps=1, baseline=0)
 
 
 def test_too_few_rows_are_said_once(train, recwarn):
@@ -657,7 +650,7 @@ def test_rewards_of_another_scale_are_said_once(train):
 
 @pytest.mark.parametrize("baseline", [0, "mean"])
 def test_completions_without_a_reward_teach_nothing_and_are_said_once(train, baseline):
-    with pytest.warns(UserWarning, match="No completion has a reward") as caught:
+    with pytest.warns(UserWarning, match=r"No completion has a reward.*weights") as caught:
         trainer, logs, before = train(lambda completions, **_: [None] * 8, baseline=baseline)
     assert not any("have R = 0" in str(warning.message) for warning in caught)
     assert not moved(trainer, before)

@@ -8,7 +8,7 @@ from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.data.tokenization import tokenize_row
 
-WRITTEN = Path(__file__).parent / "written"  # files of other systems, and the scripts that wrote them
+WRITTEN = Path(__file__).parent / "importing" / "written"  # files of other systems, and the scripts that wrote them
 LEGS = {"name": "legs", "arguments": '{"animal": "cat"}'}
 QUESTION = "How many legs have 3 cats?"
 ASKED = [("system", "Calculate.", None, []), ("user", QUESTION, None, [])]  # as `turns` returns it
