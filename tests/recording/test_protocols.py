@@ -172,6 +172,13 @@ def test_a_response_continues_an_earlier_one_by_its_id(running, tmp_path, tool_t
     assert [turn["role"] for turn in branch["prompt"]] == ["user", "assistant", "tool"]
 
 
+def test_an_id_names_one_of_several_equal_responses(running):
+    firsts = [ask(running, "responses") for _ in range(2)]
+    for first in firsts:
+        later = ask(running, "responses", previous_response_id=first.json()["id"]).headers
+        assert (later["x-topr-rollout"], later["x-topr-answer"]) == (first.headers["x-topr-rollout"], "2")
+
+
 def test_a_response_whose_start_is_not_recorded(running, tmp_path):
     ask(running, "responses", previous_response_id="resp_of_another_recorder")
     assert call_of(running)["request"]["previous_response_id"] == "resp_of_another_recorder"

@@ -170,7 +170,7 @@ class Store:
         request: Mapping[str, Any],
         rollout: str | None,
         choices: int,
-        continues: str | None = None,
+        continues: str | int | None = None,
         served_model: str | None = None,
         model_revision: str | None = None,
         redacted: bool = False,
@@ -183,7 +183,8 @@ class Store:
             rollout (`str` or `None`): Name of the rollout. If None, each choice gets a new rollout, but the first
                 choice of a call that continues an earlier answer gets the rollout of that answer.
             choices (`int`): Number of choices that the request asks for.
-            continues (`str`, *optional*): Key of the conversation that the request continues.
+            continues (`str` or `int`, *optional*): Key of the conversation that the request continues, or number of the
+                call whose answer it continues.
             served_model (`str`, *optional*): Path or name of the model's weights.
             model_revision (`str`, *optional*): Revision of the weights.
             redacted (`bool`, defaults to `False`): Whether text of the request was blanked out.
@@ -194,15 +195,17 @@ class Store:
         names = [rollout] * choices if rollout else several
         with self._transaction() as run:
             if rollout is None and continues is not None:
+                column = "call" if isinstance(continues, int) else "conversation"
                 earlier = run(
-                    "SELECT rollouts.name, rollout, call, choice FROM parts JOIN rollouts ON rollouts.id = rollout "
-                    "WHERE conversation = ? ORDER BY call DESC LIMIT 1",  # Equal answers: people continue the latest.
+                    "SELECT name, conversation, rollout, call, choice FROM parts "
+                    f"JOIN rollouts ON rollouts.id = rollout WHERE {column} = ? AND conversation IS NOT NULL "
+                    "ORDER BY call DESC LIMIT 1",  # Equal answers: people continue the latest.
                     (continues,),
                 ).fetchone()
                 if earlier is not None:
-                    names[0], continued = earlier[0], (continues, *earlier[1:])
+                    names[0], *continued = earlier
                     # Remove the key, so that another request that continues the same answer starts a new rollout.
-                    run("UPDATE parts SET conversation = NULL WHERE (rollout, call, choice) = (?, ?, ?)", earlier[1:])
+                    run("UPDATE parts SET conversation = NULL WHERE (rollout, call, choice) = (?, ?, ?)", continued[1:])
             call = run(
                 "INSERT INTO calls (started, endpoint, state, request, served_model, model_revision, redacted) "
                 "VALUES (?, ?, 'open', ?, ?, ?, ?)",
@@ -222,7 +225,7 @@ class Store:
                 run("INSERT INTO parts SELECT id, ?, ?, NULL, ? FROM rollouts WHERE name = ?",
                     (call, choice, numbers[name], name))  # fmt: skip
         if continued is not None:
-            self._continued[call] = continued
+            self._continued[call] = tuple(continued)
         return Call(call, names, answers)
 
     def add_text(self, call: int, column: Literal["request", "response"], value: object) -> None:
@@ -318,27 +321,25 @@ class Store:
 
     # Several threads call the following methods, so each method opens a new connection.
 
-    def response(self, name: str) -> tuple[dict[str, Any], dict[str, Any], bool, str | None, int] | None:
-        """Return a call of the Responses API: request, response, whether text was blanked out, key and size.
+    def response(self, name: str) -> tuple[dict[str, Any], dict[str, Any], bool, int, int] | None:
+        """Return a call of the Responses API: request, response, whether text was blanked out, call number and size.
 
-        The key names the conversation that ends with the response. It is None if a later call has continued this
-        conversation, or if the request had no list of messages. The size is the number of characters of request and
-        response. Return None if there is no such response.
+        The size is the number of characters of request and response. Return None if there is no such response.
 
         Args:
             name (`str`): Id of the response.
         """
         with self._read() as connection:
             found = connection.execute(
-                "SELECT request, response, redacted, conversation FROM calls JOIN parts ON call = calls.id "
+                "SELECT request, response, redacted, id FROM calls "
                 "WHERE endpoint = 'responses' AND json_valid(response) AND json_extract(response, '$.id') = ? "
-                "ORDER BY calls.id DESC LIMIT 1",
+                "ORDER BY id DESC LIMIT 1",
                 (name,),
             ).fetchone()
         if found is None:
             return None
-        request, response, redacted, key = found
-        return json.loads(request), json.loads(response), bool(redacted), key, len(request) + len(response)
+        request, response, redacted, call = found
+        return json.loads(request), json.loads(response), bool(redacted), call, len(request) + len(response)
 
     def latest(
         self, graded: bool | None, before: int | None, limit: int, search: str | None = None
