@@ -64,6 +64,44 @@ def test_an_answer_is_continued_again_after_a_failure(store):
     assert store.begin("chat/completions", HI, None, 1, "cut").rollouts == first.rollouts
 
 
+def continued_by(store, key="key"):
+    """Begin a call that continues the answer with the key, and return its number, its rollout and its answer."""
+    call = store.begin("chat/completions", HI, None, 1, key)
+    return call.id, call.rollouts[0], call.answers[0]
+
+
+def test_an_answer_is_continued_again_after_a_kill(tmp_path):
+    killed = Store(tmp_path)
+    killed._connection.execute("DROP TABLE continued")  # An earlier version wrote the database.
+    killed.close()
+    killed = Store(tmp_path)
+    first = killed.begin("chat/completions", HI, None, 1)
+    killed.end(first.id, State.FINISHED, answer("yes"), {0: "key"})
+    assert continued_by(killed)[1:] == (*first.rollouts, 2)
+    killed.close()
+    store = Store(tmp_path)
+    assert store.recover() == 1
+    assert continued_by(store)[1:] == (*first.rollouts, 3)
+    assert continued_by(store)[2] == 1
+    store.close()
+
+
+def test_an_answer_is_continued_again_after_a_full_disk(store):
+    first = store.begin("chat/completions", HI, None, 1)
+    store.end(first.id, State.FINISHED, answer("yes"), {0: "key"})
+    call, *_ = continued_by(store)
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StorageFullError):
+        store.end(call, State.FINISHED, answer("x" * 100_000))
+    store._connection.execute("PRAGMA max_page_count = 1000000")
+    again, *place = continued_by(store)
+    assert place == [*first.rollouts, 3]
+    store.end(again, State.FINISHED, answer("so"))
+    assert store.recover() == 1  # The next start ends the call whose end is missing, and leaves the key to the retry.
+    assert continued_by(store)[2] == 1
+
+
 def test_each_choice_is_continued_on_its_own(store):
     first = store.begin("chat/completions", HI, None, 2)
     both = {"choices": [*answer("a")["choices"], *answer("b", 1)["choices"]]}

@@ -52,6 +52,10 @@ CREATE TABLE IF NOT EXISTS parts (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS parts_of_call ON parts (call);
 CREATE INDEX IF NOT EXISTS conversations ON parts (conversation) WHERE conversation IS NOT NULL;
+CREATE TABLE IF NOT EXISTS continued ( -- by open call: place of the answer that it continues, and the answer's key
+    call INTEGER PRIMARY KEY, conversation TEXT NOT NULL, rollout INTEGER NOT NULL, earlier INTEGER NOT NULL,
+    choice INTEGER NOT NULL
+);
 CREATE TABLE IF NOT EXISTS rewards (
     rollout INTEGER NOT NULL, answer INTEGER NOT NULL, -- 0: a reward of the whole rollout
     name TEXT NOT NULL, reward REAL NOT NULL, comment TEXT, given REAL NOT NULL, PRIMARY KEY (rollout, answer, name)
@@ -105,7 +109,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
-        self._continued: dict[int, tuple[Any, ...]] = {}  # by open call: key and place of the continued answer
+        self._unended: set[int] = set()  # calls whose end could not be stored. `recover` ends them at the next start.
         self._one_large_write = threading.Lock()
         self._closed = threading.Event()
         self.path.touch(mode=0o600)
@@ -189,11 +193,14 @@ class Store:
             model_revision (`str`, *optional*): Revision of the weights.
             redacted (`bool`, defaults to `False`): Whether text of the request was blanked out.
         """
-        now, continued = time.time(), None
+        now = time.time()
+        continued: list[Any] = []
         new = uuid.uuid4().hex
         several = [f"{new}-{n}" for n in range(choices)] if choices > 1 else [new]
         names = [rollout] * choices if rollout else several
         with self._transaction() as run:
+            for unended in self._unended:
+                _end_continuation(run, unended, State.FAILED)
             if rollout is None and continues is not None:
                 column = "call" if isinstance(continues, int) else "conversation"
                 earlier = run(
@@ -211,6 +218,8 @@ class Store:
                 "VALUES (?, ?, 'open', ?, ?, ?, ?)",
                 (now, endpoint, _dumped(request), served_model, model_revision, redacted),
             ).lastrowid
+            if continued:
+                run("INSERT INTO continued VALUES (?, ?, ?, ?, ?)", (call, *continued))
             earlier = run(
                 "SELECT number FROM parts JOIN rollouts ON rollouts.id = rollout WHERE name = ? "
                 "ORDER BY call DESC, choice DESC LIMIT 1",
@@ -224,8 +233,7 @@ class Store:
                 run("INSERT OR IGNORE INTO rollouts (name, started) VALUES (?, ?)", (name, now))
                 run("INSERT INTO parts SELECT id, ?, ?, NULL, ? FROM rollouts WHERE name = ?",
                     (call, choice, numbers[name], name))  # fmt: skip
-        if continued is not None:
-            self._continued[call] = tuple(continued)
+        self._unended.clear()
         return Call(call, names, answers)
 
     def add_text(self, call: int, column: Literal["request", "response"], value: object) -> None:
@@ -274,18 +282,20 @@ class Store:
             redacted (`bool`, defaults to `False`): Whether text of the response was blanked out.
         """
         text = None if response is None else _dumped(response)
-        continued = self._continued.pop(call, None)
-        with self._transaction() as run:
-            run(
-                "UPDATE calls SET ended = ?, state = ?, response = coalesce(?, response), error = ?, "
-                "redacted = redacted OR ? WHERE id = ?",
-                (time.time(), state, text, error, redacted, call),
-            )
-            run("DELETE FROM chunks WHERE call = ?", (call,))
-            if state != State.FINISHED and continued is not None:  # Restore the key: clients often retry.
-                run("UPDATE parts SET conversation = ? WHERE (rollout, call, choice) = (?, ?, ?)", continued)
-            for choice, key in (conversations or {}).items():
-                run("UPDATE parts SET conversation = ? WHERE call = ? AND choice = ?", (key, call, choice))
+        try:
+            with self._transaction() as run:
+                run(
+                    "UPDATE calls SET ended = ?, state = ?, response = coalesce(?, response), error = ?, "
+                    "redacted = redacted OR ? WHERE id = ?",
+                    (time.time(), state, text, error, redacted, call),
+                )
+                run("DELETE FROM chunks WHERE call = ?", (call,))
+                _end_continuation(run, call, state)
+                for choice, key in (conversations or {}).items():
+                    run("UPDATE parts SET conversation = ? WHERE call = ? AND choice = ?", (key, call, choice))
+        except StorageFullError:
+            self._unended.add(call)
+            raise
 
     def set_reward(
         self, rollout: str, name: str, reward: float | None, comment: str | None = None, answer: int = 0
@@ -423,6 +433,14 @@ class Store:
         with _opened(self.path) as connection:
             connection.set_progress_handler(self._closed.is_set, 10_000)
             yield connection
+
+
+def _end_continuation(run: Any, call: int, state: State) -> None:
+    """Restore the key of the answer that a call continues, unless the call has finished. Clients often retry."""
+    continued = run("SELECT conversation, rollout, earlier, choice FROM continued WHERE call = ?", (call,)).fetchone()
+    if continued and state != State.FINISHED:
+        run("UPDATE parts SET conversation = ? WHERE (rollout, call, choice) = (?, ?, ?)", continued)
+    run("DELETE FROM continued WHERE call = ?", (call,))
 
 
 def _check_answer(run: Any, rollout: int, answer: int, is_removed: bool) -> None:
