@@ -201,6 +201,12 @@ def test_a_redacted_response_is_continued_without_its_tokens(tmp_path):
             assert "output_messages" not in call["response"]
 
 
+def test_the_name_of_a_prompt_is_recorded_and_redacted(tmp_path):
+    with recorder(tmp_path / "log", ApiServer(), redact=["key-1"]) as running:
+        ask(running, "responses", prompt={"id": "p", "variables": {"name": "key-1"}})
+        assert call_of(running)["request"]["prompt"] == {"id": "p", "variables": {"name": "[redacted]"}}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_token_ids_of_responses(running, tmp_path, stream):
     running.upstream.owner = "vllm"

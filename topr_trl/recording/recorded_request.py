@@ -36,8 +36,8 @@ class RecordedRequest:
 
     @property
     def prompt_is_ids(self) -> bool:
-        """Whether a prompt contains token ids."""
-        return not all(isinstance(each, str | None) for each in prompts_of(self.asked))
+        """Whether a prompt contains token ids. A prompt that is an object, as in the Responses API, contains none."""
+        return not all(isinstance(each, str | Mapping | None) for each in prompts_of(self.asked))
 
     @property
     def choices(self) -> int:
