@@ -172,6 +172,13 @@ def test_a_response_continues_an_earlier_one_by_its_id(running, tmp_path, tool_t
     assert [turn["role"] for turn in branch["prompt"]] == ["user", "assistant", "tool"]
 
 
+def test_an_id_names_one_of_several_equal_responses(running):
+    firsts = [ask(running, "responses") for _ in range(2)]
+    for first in firsts:
+        later = ask(running, "responses", previous_response_id=first.json()["id"]).headers
+        assert (later["x-topr-rollout"], later["x-topr-answer"]) == (first.headers["x-topr-rollout"], "2")
+
+
 def test_a_response_whose_start_is_not_recorded(running, tmp_path):
     ask(running, "responses", previous_response_id="resp_of_another_recorder")
     assert call_of(running)["request"]["previous_response_id"] == "resp_of_another_recorder"
@@ -192,6 +199,12 @@ def test_a_redacted_response_is_continued_without_its_tokens(tmp_path):
         for call in running.rollouts()[0]["calls"]:
             assert messages_of(call)[0]["content"] == "[redacted]?"
             assert "output_messages" not in call["response"]
+
+
+def test_the_name_of_a_prompt_is_recorded_and_redacted(tmp_path):
+    with recorder(tmp_path / "log", ApiServer(), redact=["key-1"]) as running:
+        ask(running, "responses", prompt={"id": "p", "variables": {"name": "key-1"}})
+        assert call_of(running)["request"]["prompt"] == {"id": "p", "variables": {"name": "[redacted]"}}
 
 
 @pytest.mark.parametrize("stream", [False, True])

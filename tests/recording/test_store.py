@@ -64,6 +64,44 @@ def test_an_answer_is_continued_again_after_a_failure(store):
     assert store.begin("chat/completions", HI, None, 1, "cut").rollouts == first.rollouts
 
 
+def continued_by(store, key="key"):
+    """Begin a call that continues the answer with the key, and return its number, its rollout and its answer."""
+    call = store.begin("chat/completions", HI, None, 1, key)
+    return call.id, call.rollouts[0], call.answers[0]
+
+
+def test_an_answer_is_continued_again_after_a_kill(tmp_path):
+    killed = Store(tmp_path)
+    killed._connection.execute("DROP TABLE continued")  # An earlier version wrote the database.
+    killed.close()
+    killed = Store(tmp_path)
+    first = killed.begin("chat/completions", HI, None, 1)
+    killed.end(first.id, State.FINISHED, answer("yes"), {0: "key"})
+    assert continued_by(killed)[1:] == (*first.rollouts, 2)
+    killed.close()
+    store = Store(tmp_path)
+    assert store.recover() == 1
+    assert continued_by(store)[1:] == (*first.rollouts, 3)
+    assert continued_by(store)[2] == 1
+    store.close()
+
+
+def test_an_answer_is_continued_again_after_a_full_disk(store):
+    first = store.begin("chat/completions", HI, None, 1)
+    store.end(first.id, State.FINISHED, answer("yes"), {0: "key"})
+    call, *_ = continued_by(store)
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StorageFullError):
+        store.end(call, State.FINISHED, answer("x" * 100_000))
+    store._connection.execute("PRAGMA max_page_count = 1000000")
+    again, *place = continued_by(store)
+    assert place == [*first.rollouts, 3]
+    store.end(again, State.FINISHED, answer("so"))
+    assert store.recover() == 1  # The next start ends the call whose end is missing, and leaves the key to the retry.
+    assert continued_by(store)[2] == 1
+
+
 def test_each_choice_is_continued_on_its_own(store):
     first = store.begin("chat/completions", HI, None, 2)
     both = {"choices": [*answer("a")["choices"], *answer("b", 1)["choices"]]}
@@ -143,6 +181,22 @@ def test_only_answers_that_arrived_get_rewards(store):
     for number, words in ((failed, "answer 4 failed"), (5, "no answer 5.*1 to 4")):
         with pytest.raises(LookupError, match=words):
             store.set_reward("r", "rating", 1, None, number)
+
+
+def test_a_choice_that_the_answer_lacks_is_removed_with_its_reward(store):
+    for rollout in (None, "r"):
+        call = store.begin("chat/completions", HI, rollout, 2)
+        for name, number in zip(call.rollouts, call.answers, strict=True):
+            store.set_reward(name, "test", 1, None, number)
+            store.set_reward(name, "rating", 1)
+        store.end(call.id, State.FINISHED, answer("yes"), last=0)
+        (found,) = store.latest(None, None, 1)
+        assert (found["rollout_id"], found["answers"], found["ungraded"]) == (call.rollouts[0], 1, 0)
+        assert (found["rewards"], found["answer_rewards"]) == ({"rating": 1}, {"test": [1, 1]})
+        with pytest.raises(LookupError, match="There is no"):
+            store.set_reward(call.rollouts[1], "rating", 1, None, call.answers[1])
+    assert store.totals(1)["rewarded"] == store.totals(1)["rollouts"] == 2
+    assert store.begin("chat/completions", HI, "r", 1).answers == [2]
 
 
 @pytest.mark.parametrize(("rating", "expected"), [

@@ -87,6 +87,65 @@ def test_content_in_parts_is_joined():
         assert joined(*({"delta": {"content": piece}} for piece in (malformed, "a", malformed))).answer
 
 
+CUSTOM = {"id": "c", "type": "custom", "custom": {"name": "sql", "input": "SELECT 1"}}
+SIGNED = {"extra_content": {"google": {"thought_signature": "s"}}}
+CALL = {"index": 0, "id": "c", "type": "function"}
+
+
+def thought(index, **more):
+    return {"type": "reasoning.text", "index": index, "format": "x", **more}
+
+
+@pytest.mark.parametrize(("field", "pieces", "expected"), [
+    ("audio", [{"id": "a", "transcript": "H"}, {"id": "a", "transcript": "i"}, {"data": "QUJD"}, {"data": "REVG"}],
+     {"id": "a", "transcript": "Hi", "data": "QUJDREVG"}),
+    ("tool_calls", [[{"index": 0, "id": "c", "type": "custom", "custom": {"name": "sql", "input": ""}}],
+                    [{"index": 0, "custom": {"input": "SELECT "}}], [{"index": 0, "custom": {"input": "1"}}],
+                    [{"index": 0, **CUSTOM, "id": "d"}]],
+     [{"index": 0, **CUSTOM}, {"index": 0, **CUSTOM, "id": "d"}]),
+    ("tool_calls", [[{**CALL, "function": {"name": "f", "arguments": ""}, **SIGNED}],
+                    [{"index": 0, "type": "", "function": {"arguments": "{}"}, "extra_content": None}]],
+     [{**CALL, "function": {"name": "f", "arguments": "{}"}, **SIGNED}]),
+    ("reasoning_details", [[thought(0, text="H", signature=None)], [thought(0, text="m"), {**CALL, "data": "d"}],
+                           [thought(1, text=".")], [thought(0, signature="s")]],
+     [thought(0, text="Hm", signature="s"), {**CALL, "data": "d"}, thought(1, text=".")]),
+    ("reasoning_details", [[thought(None, text="H")], [thought(None, text="m")]], [thought(None, text="Hm")]),
+    ("annotations", [[{"type": "url_citation", "url": "a"}], [{"type": "url_citation", "url": "b"}], []],
+     [{"type": "url_citation", "url": "a"}, {"type": "url_citation", "url": "b"}]),
+    ("content", [[], "a", "b", []], "ab"),
+])  # fmt: skip
+def test_pieces_become_the_field_of_the_whole_answer(field, pieces, expected):
+    (choice,) = joined(*({"delta": {field: piece}} for piece in pieces)).answer["choices"]
+    assert choice["message"][field] == expected
+
+
+def test_an_answer_with_a_custom_tool_is_continued():
+    (choice,) = joined({"delta": {"tool_calls": [{"index": 0, **CUSTOM}]}}).answer["choices"]
+    key = Conversation("m", []).keys([choice])[0]
+    for custom, is_equal in ((CUSTOM["custom"], True), ({"name": "sql", "input": "SELECT 2"}, False)):
+        turn = {"role": "assistant", "tool_calls": [{**CUSTOM, "custom": custom}]}
+        assert (Conversation("m", [turn]).continued == key) == is_equal
+    assert not is_well_formed({"choices": [{"delta": {"tool_calls": [{"custom": "sql"}]}}]})
+
+
+def test_blocks_of_anthropic_with_citations_and_compaction():
+    found = PROTOCOLS["messages"].assembler()
+    blocks = [{"type": "compaction", "content": None}, {"type": "text", "text": "", "citations": None}]
+    for place, block in enumerate(blocks):
+        found.add({"type": "content_block_start", "index": place, "content_block": block})
+    for place, kind, piece in (
+        (0, "compaction_delta", {"content": "Sum"}), (0, "compaction_delta", {"content": "mary"}),
+        (1, "citations_delta", {"citation": {"type": "char_location", "cited_text": "a"}}),
+        (1, "text_delta", {"text": "yes"}),
+        (1, "citations_delta", {"citation": {"type": "char_location", "cited_text": "b"}}),
+    ):  # fmt: skip
+        found.add({"type": "content_block_delta", "index": place, "delta": {"type": kind, **piece}})
+    cited = [{"type": "char_location", "cited_text": text} for text in "ab"]
+    assert found.answer["content"] == [
+        {"type": "compaction", "content": "Summary"}, {"type": "text", "text": "yes", "citations": cited}
+    ]  # fmt: skip
+
+
 def test_choices_are_sorted():
     found = joined({"index": 1, "text": "b"}, {"index": 0, "text": "a"}, {"index": 1, "text": "c"}, endpoint=TEXT)
     assert [choice["text"] for choice in found.answer["choices"]] == ["a", "bc"]

@@ -77,10 +77,10 @@ def _calls(calls: Any) -> Any:
 
 def _call(call: Any) -> Any:
     """Return the id, name and parsed arguments of a tool call. Clients may write their JSON in another way."""
-    function = call.get("function") if isinstance(call, Mapping) else None
+    function = call.get("function", call.get("custom")) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call
-    arguments = function.get("arguments")
+    arguments = function.get("arguments", function.get("input"))
     with suppress(ValueError, RecursionError):
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         arguments = json.loads(text, parse_float=_number)

@@ -23,8 +23,8 @@ class RecordedRequest:
         is_redacted (`bool`): Whether text was blanked out.
         size (`int`): Number of bytes of the body, plus the number of characters of the call that the request continues.
         conversation (`Conversation`): Hash of the messages.
-        continues (`str` or `None`): Key of the conversation that the request continues. None if the request
-            has no earlier answer, or if another call has continued the same response.
+        continues (`str`, `int` or `None`): Key of the conversation that the request continues, or number of the call
+            whose response it continues. None if the request has no earlier answer.
     """
 
     asked: Mapping[str, Any]
@@ -32,12 +32,12 @@ class RecordedRequest:
     is_redacted: bool
     size: int
     conversation: Conversation
-    continues: str | None
+    continues: str | int | None
 
     @property
     def prompt_is_ids(self) -> bool:
-        """Whether a prompt contains token ids."""
-        return not all(isinstance(each, str | None) for each in prompts_of(self.asked))
+        """Whether a prompt contains token ids. A prompt that is an object, as in the Responses API, contains none."""
+        return not all(isinstance(each, str | Mapping | None) for each in prompts_of(self.asked))
 
     @property
     def choices(self) -> int:
@@ -79,10 +79,10 @@ def with_earlier_messages(request: RecordedRequest, protocol: Protocol, store: S
     found = store.response(str(request.asked["previous_response_id"]))
     if found is None or protocol.whole is None:
         return request
-    earlier, answer, is_redacted, key, size = found
+    earlier, answer, is_redacted, call, size = found
     stored = protocol.whole(request.stored, earlier, answer)
     conversation = Conversation(stored.get("model"), protocol.messages(stored), salt)
     return replace(
         request, stored=stored, is_redacted=request.is_redacted or is_redacted, size=request.size + size,
-        conversation=conversation, continues=key,
+        conversation=conversation, continues=call,
     )  # fmt: skip

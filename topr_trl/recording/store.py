@@ -52,6 +52,10 @@ CREATE TABLE IF NOT EXISTS parts (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS parts_of_call ON parts (call);
 CREATE INDEX IF NOT EXISTS conversations ON parts (conversation) WHERE conversation IS NOT NULL;
+CREATE TABLE IF NOT EXISTS continued ( -- by open call: place of the answer that it continues, and the answer's key
+    call INTEGER PRIMARY KEY, conversation TEXT NOT NULL, rollout INTEGER NOT NULL, earlier INTEGER NOT NULL,
+    choice INTEGER NOT NULL
+);
 CREATE TABLE IF NOT EXISTS rewards (
     rollout INTEGER NOT NULL, answer INTEGER NOT NULL, -- 0: a reward of the whole rollout
     name TEXT NOT NULL, reward REAL NOT NULL, comment TEXT, given REAL NOT NULL, PRIMARY KEY (rollout, answer, name)
@@ -105,7 +109,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
-        self._continued: dict[int, tuple[Any, ...]] = {}  # by open call: key and place of the continued answer
+        self._unended: set[int] = set()  # calls whose end could not be stored. `recover` ends them at the next start.
         self._one_large_write = threading.Lock()
         self._closed = threading.Event()
         self.path.touch(mode=0o600)
@@ -170,7 +174,7 @@ class Store:
         request: Mapping[str, Any],
         rollout: str | None,
         choices: int,
-        continues: str | None = None,
+        continues: str | int | None = None,
         served_model: str | None = None,
         model_revision: str | None = None,
         redacted: bool = False,
@@ -183,31 +187,39 @@ class Store:
             rollout (`str` or `None`): Name of the rollout. If None, each choice gets a new rollout, but the first
                 choice of a call that continues an earlier answer gets the rollout of that answer.
             choices (`int`): Number of choices that the request asks for.
-            continues (`str`, *optional*): Key of the conversation that the request continues.
+            continues (`str` or `int`, *optional*): Key of the conversation that the request continues, or number of the
+                call whose answer it continues.
             served_model (`str`, *optional*): Path or name of the model's weights.
             model_revision (`str`, *optional*): Revision of the weights.
             redacted (`bool`, defaults to `False`): Whether text of the request was blanked out.
         """
-        now, continued = time.time(), None
+        now = time.time()
+        continued: list[Any] = []
         new = uuid.uuid4().hex
         several = [f"{new}-{n}" for n in range(choices)] if choices > 1 else [new]
         names = [rollout] * choices if rollout else several
         with self._transaction() as run:
+            for unended in self._unended:
+                _end_continuation(run, unended, State.FAILED)
             if rollout is None and continues is not None:
+                column = "call" if isinstance(continues, int) else "conversation"
                 earlier = run(
-                    "SELECT rollouts.name, rollout, call, choice FROM parts JOIN rollouts ON rollouts.id = rollout "
-                    "WHERE conversation = ? ORDER BY call DESC LIMIT 1",  # Equal answers: people continue the latest.
+                    "SELECT name, conversation, rollout, call, choice FROM parts "
+                    f"JOIN rollouts ON rollouts.id = rollout WHERE {column} = ? AND conversation IS NOT NULL "
+                    "ORDER BY call DESC LIMIT 1",  # Equal answers: people continue the latest.
                     (continues,),
                 ).fetchone()
                 if earlier is not None:
-                    names[0], continued = earlier[0], (continues, *earlier[1:])
+                    names[0], *continued = earlier
                     # Remove the key, so that another request that continues the same answer starts a new rollout.
-                    run("UPDATE parts SET conversation = NULL WHERE (rollout, call, choice) = (?, ?, ?)", earlier[1:])
+                    run("UPDATE parts SET conversation = NULL WHERE (rollout, call, choice) = (?, ?, ?)", continued[1:])
             call = run(
                 "INSERT INTO calls (started, endpoint, state, request, served_model, model_revision, redacted) "
                 "VALUES (?, ?, 'open', ?, ?, ?, ?)",
                 (now, endpoint, _dumped(request), served_model, model_revision, redacted),
             ).lastrowid
+            if continued:
+                run("INSERT INTO continued VALUES (?, ?, ?, ?, ?)", (call, *continued))
             earlier = run(
                 "SELECT number FROM parts JOIN rollouts ON rollouts.id = rollout WHERE name = ? "
                 "ORDER BY call DESC, choice DESC LIMIT 1",
@@ -221,8 +233,7 @@ class Store:
                 run("INSERT OR IGNORE INTO rollouts (name, started) VALUES (?, ?)", (name, now))
                 run("INSERT INTO parts SELECT id, ?, ?, NULL, ? FROM rollouts WHERE name = ?",
                     (call, choice, numbers[name], name))  # fmt: skip
-        if continued is not None:
-            self._continued[call] = continued
+        self._unended.clear()
         return Call(call, names, answers)
 
     def add_text(self, call: int, column: Literal["request", "response"], value: object) -> None:
@@ -257,6 +268,7 @@ class Store:
         conversations: Mapping[int, str] | None = None,
         error: str | None = None,
         redacted: bool = False,
+        last: int | None = None,
     ) -> None:
         """End a call, and store its answer.
 
@@ -269,20 +281,25 @@ class Store:
                 index of the choice. A later request with this key continues the choice.
             error (`str`, *optional*): Error message.
             redacted (`bool`, defaults to `False`): Whether text of the response was blanked out.
+            last (`int`, *optional*): Index of the last choice in the answer. Later choices are removed.
         """
         text = None if response is None else _dumped(response)
-        continued = self._continued.pop(call, None)
-        with self._transaction() as run:
-            run(
-                "UPDATE calls SET ended = ?, state = ?, response = coalesce(?, response), error = ?, "
-                "redacted = redacted OR ? WHERE id = ?",
-                (time.time(), state, text, error, redacted, call),
-            )
-            run("DELETE FROM chunks WHERE call = ?", (call,))
-            if state != State.FINISHED and continued is not None:  # Restore the key: clients often retry.
-                run("UPDATE parts SET conversation = ? WHERE (rollout, call, choice) = (?, ?, ?)", continued)
-            for choice, key in (conversations or {}).items():
-                run("UPDATE parts SET conversation = ? WHERE call = ? AND choice = ?", (key, call, choice))
+        try:
+            with self._transaction() as run:
+                run(
+                    "UPDATE calls SET ended = ?, state = ?, response = coalesce(?, response), error = ?, "
+                    "redacted = redacted OR ? WHERE id = ?",
+                    (time.time(), state, text, error, redacted, call),
+                )
+                run("DELETE FROM chunks WHERE call = ?", (call,))
+                _end_continuation(run, call, state)
+                for choice, key in (conversations or {}).items():
+                    run("UPDATE parts SET conversation = ? WHERE call = ? AND choice = ?", (key, call, choice))
+                if last is not None:
+                    _remove_choices_after(run, call, last)
+        except StorageFullError:
+            self._unended.add(call)
+            raise
 
     def set_reward(
         self, rollout: str, name: str, reward: float | None, comment: str | None = None, answer: int = 0
@@ -318,27 +335,25 @@ class Store:
 
     # Several threads call the following methods, so each method opens a new connection.
 
-    def response(self, name: str) -> tuple[dict[str, Any], dict[str, Any], bool, str | None, int] | None:
-        """Return a call of the Responses API: request, response, whether text was blanked out, key and size.
+    def response(self, name: str) -> tuple[dict[str, Any], dict[str, Any], bool, int, int] | None:
+        """Return a call of the Responses API: request, response, whether text was blanked out, call number and size.
 
-        The key names the conversation that ends with the response. It is None if a later call has continued this
-        conversation, or if the request had no list of messages. The size is the number of characters of request and
-        response. Return None if there is no such response.
+        The size is the number of characters of request and response. Return None if there is no such response.
 
         Args:
             name (`str`): Id of the response.
         """
         with self._read() as connection:
             found = connection.execute(
-                "SELECT request, response, redacted, conversation FROM calls JOIN parts ON call = calls.id "
+                "SELECT request, response, redacted, id FROM calls "
                 "WHERE endpoint = 'responses' AND json_valid(response) AND json_extract(response, '$.id') = ? "
-                "ORDER BY calls.id DESC LIMIT 1",
+                "ORDER BY id DESC LIMIT 1",
                 (name,),
             ).fetchone()
         if found is None:
             return None
-        request, response, redacted, key = found
-        return json.loads(request), json.loads(response), bool(redacted), key, len(request) + len(response)
+        request, response, redacted, call = found
+        return json.loads(request), json.loads(response), bool(redacted), call, len(request) + len(response)
 
     def latest(
         self, graded: bool | None, before: int | None, limit: int, search: str | None = None
@@ -421,7 +436,30 @@ class Store:
         """Open the database for reading. Closing the store stops a query, which can take minutes on a large file."""
         with _opened(self.path) as connection:
             connection.set_progress_handler(self._closed.is_set, 10_000)
+            connection.execute("BEGIN")  # All queries see the same state of the database.
             yield connection
+
+
+def _end_continuation(run: Any, call: int, state: State) -> None:
+    """Restore the key of the answer that a call continues, unless the call has finished. Clients often retry."""
+    continued = run("SELECT conversation, rollout, earlier, choice FROM continued WHERE call = ?", (call,)).fetchone()
+    if continued and state != State.FINISHED:
+        run("UPDATE parts SET conversation = ? WHERE (rollout, call, choice) = (?, ?, ?)", continued)
+    run("DELETE FROM continued WHERE call = ?", (call,))
+
+
+def _remove_choices_after(run: Any, call: int, last: int) -> None:
+    """Remove the choices of a call after the choice `last`, their rewards, and rollouts without another answer."""
+    missing = "FROM parts WHERE call = ? AND choice > ?"
+    rollouts = set(run(f"SELECT rollout {missing}", (call, last)))
+    run(f"DELETE {missing}", (call, last))
+    for rollout in rollouts:
+        run("DELETE FROM rollouts WHERE id = ? AND NOT EXISTS (SELECT 1 FROM parts WHERE rollout = id)", rollout)
+        run(
+            "DELETE FROM rewards WHERE rollout = ? AND NOT EXISTS "
+            "(SELECT 1 FROM parts WHERE rollout = rewards.rollout AND answer IN (0, number))",
+            rollout,
+        )
 
 
 def _check_answer(run: Any, rollout: int, answer: int, is_removed: bool) -> None:
@@ -434,7 +472,7 @@ def _check_answer(run: Any, rollout: int, answer: int, is_removed: bool) -> None
     states = dict(run(query, (rollout,)))
     if answer not in states:
         raise LookupError(
-            f"There is no answer {answer}. Use the number in the header x-topr-answer, here 1 to {len(states)}."
+            f"There is no answer {answer}. Use the number in the header x-topr-answer, here 1 to {max(states)}."
         )
     if states[answer] == State.FAILED and not is_removed:
         raise LookupError(f"The call of answer {answer} failed. Grade an answer that arrived.")

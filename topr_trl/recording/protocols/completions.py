@@ -9,7 +9,7 @@ from typing import Any
 
 from topr_trl.recording.protocols import protocol
 from topr_trl.recording.protocols.messages import without_request_hashes
-from topr_trl.recording.protocols.protocol import Body, Protocol, are_objects, fits, with_nulls
+from topr_trl.recording.protocols.protocol import Body, Protocol, are_objects, fits, merged, with_nulls
 
 CHAT, TEXT = "chat/completions", "completions"
 _IDS_IN_CHOICE, _IDS_IN_ANSWER = ("token_ids", "prompt_token_ids"), ("prompt_token_ids",)
@@ -75,7 +75,7 @@ def _is_choice(choice: Any) -> bool:
 
 
 def _is_tool_call(call: Any) -> bool:
-    return fits(call, function=Mapping) and fits(call.get("function") or {}, name=str, arguments=str)
+    return fits(call, function=Mapping, custom=Mapping) and fits(call.get("function") or {}, name=str, arguments=str)
 
 
 def messages(request: Body) -> list[Body] | None:
@@ -158,59 +158,27 @@ class Assembler(protocol.Assembler):
 
 
 def _add_message(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    """Add a piece of a message. Concatenate its text, and join its tool calls by their index."""
-    for name, value in delta.items():
-        if value is None or (name == "role" and not value):  # Some servers send an empty role after the first event.
-            continue
-        if name == "tool_calls":
-            for piece in value:
-                _add_tool_call(message.setdefault("tool_calls", []), piece)
-        elif name == "function_call":  # OpenAI's API had this field before tools.
-            _add_function(message.setdefault(name, {"name": "", "arguments": ""}), value)
-        elif name == "content":
-            message[name] = _joined(message.get(name) or "", value)
-        elif isinstance(value, str) and isinstance(message.get(name) or "", str) and name != "role":
-            message[name] = (message.get(name) or "") + value
-        else:
-            message[name] = value
-
-
-def _joined(old: Any, new: Any) -> Any:
-    """Join pieces of content: text, or parts, which Mistral sends. Neighboring parts of text or thinking become one."""
-    if isinstance(old, str) and isinstance(new, str):
-        return old + new
-    found = _parts(old)
-    for part in _parts(new):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        last = found[-1] if found and isinstance(found[-1], Mapping) else {}
-        if kind in ("text", "thinking") and kind == last.get("type"):
-            found[-1] = {**last, **part, kind: _joined(last.get(kind), part.get(kind))}
-        else:
-            found.append(part)
-    return found
-
-
-def _parts(content: Any) -> list[Any]:
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}] if content else []
-    return list(content) if isinstance(content, list) else []
+    """Add a piece of a message."""
+    for piece in delta.get("tool_calls") or ():
+        _add_tool_call(message.setdefault("tool_calls", []), piece)
+    message |= merged(message, {name: value for name, value in delta.items() if name != "tool_calls"})
 
 
 def _add_tool_call(calls: list[dict[str, Any]], piece: Mapping[str, Any]) -> None:
-    place, function = piece.get("index", len(calls)), piece.get("function") or {}
+    place = piece.get("index", len(calls))
     call = next((call for call in reversed(calls) if call["index"] == place), None)
     # Gemini's server sends parallel calls with the same index.
-    is_other = call is not None and call["function"]["name"] and function.get("name")
+    is_other = call is not None and _name_of(call) and _name_of(piece)
     if call is None or (is_other and piece.get("id") not in (None, "", call["id"])):
         call = {"index": place, "id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+        if piece.get("type") == "custom":
+            call = {"index": place, "id": None, "type": "custom", "custom": {"name": "", "input": ""}}
         calls.append(call)
-    call["id"] = piece.get("id") or call["id"]
-    _add_function(call["function"], function)
+    call |= merged(call, piece)
 
 
-def _add_function(function: dict[str, str], piece: Mapping[str, Any]) -> None:
-    for name in function:
-        function[name] += piece.get(name) or ""
+def _name_of(call: Mapping[str, Any]) -> Any:
+    return (call.get("function") or call.get("custom") or {}).get("name")
 
 
 def _add_tokens(choice: dict[str, Any], piece: Mapping[str, Any]) -> None:

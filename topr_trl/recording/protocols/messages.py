@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from topr_trl.recording.protocols.protocol import Assembler, Body, Protocol, are_objects, fits, tool_call
+from topr_trl.recording.protocols.protocol import Assembler, Body, Protocol, are_objects, fits, merged, tool_call
 
 
 def messages(request: Body) -> list[Body] | None:
@@ -91,7 +91,9 @@ def choices(answer: Body) -> list[Body]:
 
 
 def _is_well_formed(body: Body) -> bool:
-    return fits(body, index=int, message=Mapping, content_block=Mapping, delta=Mapping, usage=Mapping)
+    return fits(body, index=int, message=Mapping, content_block=Mapping, delta=Mapping, usage=Mapping) and fits(
+        body.get("delta") or {}, text=str, thinking=str, partial_json=str
+    )
 
 
 class _Assembler(Assembler):
@@ -106,10 +108,10 @@ class _Assembler(Assembler):
         elif kind == "content_block_start":
             self._blocks[place] = dict(event.get("content_block") or {})
         elif kind == "content_block_delta":
-            block = self._blocks.setdefault(place, {})
-            for name, piece in (event.get("delta") or {}).items():
-                if name in _PIECES and isinstance(piece, str) and isinstance(block.get(name, ""), str):
-                    block[name] = block.get(name, "") + piece
+            piece = {name: value for name, value in (event.get("delta") or {}).items() if name != "type"}
+            if citation := piece.pop("citation", None):
+                piece["citations"] = [citation]
+            self._blocks[place] = merged(self._blocks.get(place, {}), piece)
         elif kind == "message_delta":
             self._message |= event.get("delta") or {}
             self._message["usage"] = {**(self._message.get("usage") or {}), **(event.get("usage") or {})}
@@ -123,9 +125,6 @@ class _Assembler(Assembler):
     @property
     def finished(self) -> int:
         return int(self._message.get("stop_reason") is not None)
-
-
-_PIECES = ("text", "thinking", "signature", "partial_json")
 
 
 def _block(block: Body) -> Body:

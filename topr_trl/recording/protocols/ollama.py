@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from topr_trl.recording.protocols import completions
-from topr_trl.recording.protocols.protocol import Assembler, Body, Protocol, are_objects, fits
+from topr_trl.recording.protocols.protocol import Assembler, Body, Protocol, are_objects, fits, merged
 
 
 def messages(request: Body) -> list[Body] | None:
@@ -52,13 +52,7 @@ class _Assembler(Assembler):
 
     def add(self, event: Body) -> None:
         self._answer |= event
-        for name, piece in (event.get("message") or {}).items():
-            if name == "tool_calls":
-                self._message[name] = [*self._message.get(name, ()), *(piece or ())]
-            elif name in ("content", "thinking"):
-                self._message[name] = self._message.get(name, "") + (piece or "")
-            else:
-                self._message[name] = piece
+        self._message = merged(self._message, event.get("message") or {})
 
     @property
     def answer(self) -> dict[str, Any] | None:

@@ -101,6 +101,56 @@ def with_nulls(value: Body, *hidden: str) -> dict[str, Any]:
     return {name: None if name in hidden else inner for name, inner in value.items()}
 
 
+def merged(old: Any, new: Any) -> Any:
+    """Return two pieces of a streamed value as one value.
+
+    Texts are joined, and objects are merged by field. A piece in a list is merged with the item that has the same type
+    and `index`. Without an index, only text is merged, with the last item. Any other value replaces the earlier one.
+
+    Args:
+        old (`Any`): Value so far, or None.
+        new (`Any`): Next piece. An empty piece changes nothing.
+    """
+    if old and new in ("", [], {}):
+        return old
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        found = dict(old)
+        for name, value in new.items():
+            if value is not None:
+                found[name] = (value or old.get(name)) if name in _REPEATED else merged(old.get(name), value)
+        return found
+    if isinstance(old or new, list) or isinstance(new, list):
+        items = _items(old)
+        for piece in _items(new):
+            place = _place(items, piece)
+            items[place : place + 1] = [merged(items[place], piece) if place < len(items) else piece]
+        return items
+    return old + new if isinstance(old, str) and isinstance(new, str) else new
+
+
+_REPEATED = ("id", "type", "role", "index", "format")  # fields that later pieces repeat or leave empty
+_TEXTS = ("text", "thinking", "reasoning.text", "reasoning.summary")  # types of items, from Mistral and OpenRouter
+
+
+def _items(value: Any) -> list[Any]:
+    """Return a list, or text as a list with one item. Return [] for any other value."""
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}] if value else []
+    return list(value) if isinstance(value, list) else []
+
+
+def _place(items: list[Any], piece: Any) -> int:
+    """Return the position of the item that a piece continues, or the length of the list for a new item."""
+    kind, index = (piece.get("type"), piece.get("index")) if isinstance(piece, Mapping) else (None, None)
+    # Without an index, only text can continue an item: the last one.
+    first = 0 if index is not None else len(items) - (kind in _TEXTS)
+    for place in reversed(range(max(first, 0), len(items))):
+        item = items[place] if isinstance(items[place], Mapping) else {}
+        if item.get("index") == index and kind in (None, item.get("type")):
+            return place
+    return len(items)
+
+
 def tool_call(identifier: Any, name: Any, arguments: Any) -> dict[str, Any]:
     """Return a tool call as in OpenAI's chat completions.
 
