@@ -406,10 +406,9 @@ def test_malformed_events_are_passed_on(running, event):
 def test_a_server_that_sends_fewer_choices(running, end, state):
     running.upstream.raw = GOOD.replace(b"data: [DONE]\n\n", b"") if end else GOOD
     body = {"model": "m", "messages": HI, "stream": True, "n": 2}
-    names = httpx.post(f"{running.address}/v1/chat/completions", json=body).headers["x-topr-rollout"].split(",")
+    httpx.post(f"{running.address}/v1/chat/completions", json=body)
     until(lambda: running.rollouts()[0]["calls"][0]["state"] != "open")
     assert running.rollouts()[0]["calls"][0]["state"] == state
-    assert [rollout["rollout_id"] for rollout in running.rollouts()] == (names[:1] if state == "finished" else names)
 
 
 def test_an_event_of_several_lines(running):

@@ -183,22 +183,6 @@ def test_only_answers_that_arrived_get_rewards(store):
             store.set_reward("r", "rating", 1, None, number)
 
 
-def test_a_choice_that_the_answer_lacks_is_removed_with_its_reward(store):
-    for rollout in (None, "r"):
-        call = store.begin("chat/completions", HI, rollout, 2)
-        for name, number in zip(call.rollouts, call.answers, strict=True):
-            store.set_reward(name, "test", 1, None, number)
-            store.set_reward(name, "rating", 1)
-        store.end(call.id, State.FINISHED, answer("yes"), last=0)
-        (found,) = store.latest(None, None, 1)
-        assert (found["rollout_id"], found["answers"], found["ungraded"]) == (call.rollouts[0], 1, 0)
-        assert (found["rewards"], found["answer_rewards"]) == ({"rating": 1}, {"test": [1, 1]})
-        with pytest.raises(LookupError, match="There is no"):
-            store.set_reward(call.rollouts[1], "rating", 1, None, call.answers[1])
-    assert store.totals(1)["rewarded"] == store.totals(1)["rollouts"] == 2
-    assert store.begin("chat/completions", HI, "r", 1).answers == [2]
-
-
 @pytest.mark.parametrize(("rating", "expected"), [
     (None, (0, 2, {})), (1, (0, 0, {})),
     ([1, None], (1, 1, {"rating": [1, 1]})), ([1, 0], (1, 0, {"rating": [0.5, 2]})),

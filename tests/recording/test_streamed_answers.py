@@ -112,7 +112,12 @@ def thought(index, **more):
     ("reasoning_details", [[thought(None, text="H")], [thought(None, text="m")]], [thought(None, text="Hm")]),
     ("annotations", [[{"type": "url_citation", "url": "a"}], [{"type": "url_citation", "url": "b"}], []],
      [{"type": "url_citation", "url": "a"}, {"type": "url_citation", "url": "b"}]),
+    ("reasoning_details", [[{**CALL, "data": "d"}], [{**CALL, "id": "e", "data": "f"}]],
+     [{**CALL, "data": "d"}, {**CALL, "id": "e", "data": "f"}]),
+    ("provider_specific_fields", [{"results": ["a"]}, {"results": ["a", "b"]}], {"results": ["a", "b"]}),
+    ("function_call", [{"name": "f"}], {"name": "f", "arguments": ""}),
     ("content", [[], "a", "b", []], "ab"),
+    ("content", ["a", {"type": "text", "text": "b"}, "c"], "ac"),
 ])  # fmt: skip
 def test_pieces_become_the_field_of_the_whole_answer(field, pieces, expected):
     (choice,) = joined(*({"delta": {field: piece}} for piece in pieces)).answer["choices"]

@@ -210,14 +210,10 @@ class RecordedAnswer:
         is_redacted: bool,
     ) -> None:
         self.ended = True
-        choices = self.protocol.choices(answer) if answer else ()
-        keys = self.request.conversation.keys(choices)
-        last = None
-        if choices and state == State.FINISHED:  # Some servers ignore `n`.
-            last = max([len(choices) - 1, *(choice.get("index") or 0 for choice in choices)])
+        keys = self.request.conversation.keys(self.protocol.choices(answer)) if answer else None
         if message is not None:
             message = self.writer.redact(self.without_secrets(message))
-        self.writer.store.end(self.call.id, state, stored, keys, message, is_redacted, last)
+        self.writer.store.end(self.call.id, state, stored, keys, message, is_redacted)
 
 
 def _read_answer(protocol: Protocol, status: int, content: bytes) -> tuple[dict[str, Any] | None, str | None]:

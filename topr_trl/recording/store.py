@@ -268,7 +268,6 @@ class Store:
         conversations: Mapping[int, str] | None = None,
         error: str | None = None,
         redacted: bool = False,
-        last: int | None = None,
     ) -> None:
         """End a call, and store its answer.
 
@@ -281,7 +280,6 @@ class Store:
                 index of the choice. A later request with this key continues the choice.
             error (`str`, *optional*): Error message.
             redacted (`bool`, defaults to `False`): Whether text of the response was blanked out.
-            last (`int`, *optional*): Index of the last choice in the answer. Later choices are removed.
         """
         text = None if response is None else _dumped(response)
         try:
@@ -295,8 +293,6 @@ class Store:
                 _end_continuation(run, call, state)
                 for choice, key in (conversations or {}).items():
                     run("UPDATE parts SET conversation = ? WHERE call = ? AND choice = ?", (key, call, choice))
-                if last is not None:
-                    _remove_choices_after(run, call, last)
         except StorageFullError:
             self._unended.add(call)
             raise
@@ -436,7 +432,6 @@ class Store:
         """Open the database for reading. Closing the store stops a query, which can take minutes on a large file."""
         with _opened(self.path) as connection:
             connection.set_progress_handler(self._closed.is_set, 10_000)
-            connection.execute("BEGIN")  # All queries see the same state of the database.
             yield connection
 
 
@@ -446,20 +441,6 @@ def _end_continuation(run: Any, call: int, state: State) -> None:
     if continued and state != State.FINISHED:
         run("UPDATE parts SET conversation = ? WHERE (rollout, call, choice) = (?, ?, ?)", continued)
     run("DELETE FROM continued WHERE call = ?", (call,))
-
-
-def _remove_choices_after(run: Any, call: int, last: int) -> None:
-    """Remove the choices of a call after the choice `last`, their rewards, and rollouts without another answer."""
-    missing = "FROM parts WHERE call = ? AND choice > ?"
-    rollouts = set(run(f"SELECT rollout {missing}", (call, last)))
-    run(f"DELETE {missing}", (call, last))
-    for rollout in rollouts:
-        run("DELETE FROM rollouts WHERE id = ? AND NOT EXISTS (SELECT 1 FROM parts WHERE rollout = id)", rollout)
-        run(
-            "DELETE FROM rewards WHERE rollout = ? AND NOT EXISTS "
-            "(SELECT 1 FROM parts WHERE rollout = rewards.rollout AND answer IN (0, number))",
-            rollout,
-        )
 
 
 def _check_answer(run: Any, rollout: int, answer: int, is_removed: bool) -> None:
@@ -472,7 +453,7 @@ def _check_answer(run: Any, rollout: int, answer: int, is_removed: bool) -> None
     states = dict(run(query, (rollout,)))
     if answer not in states:
         raise LookupError(
-            f"There is no answer {answer}. Use the number in the header x-topr-answer, here 1 to {max(states)}."
+            f"There is no answer {answer}. Use the number in the header x-topr-answer, here 1 to {len(states)}."
         )
     if states[answer] == State.FAILED and not is_removed:
         raise LookupError(f"The call of answer {answer} failed. Grade an answer that arrived.")

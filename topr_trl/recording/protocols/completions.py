@@ -161,6 +161,8 @@ def _add_message(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
     """Add a piece of a message."""
     for piece in delta.get("tool_calls") or ():
         _add_tool_call(message.setdefault("tool_calls", []), piece)
+    if delta.get("function_call"):  # OpenAI's API had this field before tools.
+        message.setdefault("function_call", {"name": "", "arguments": ""})
     message |= merged(message, {name: value for name, value in delta.items() if name != "tool_calls"})
 
 

@@ -52,7 +52,9 @@ class _Assembler(Assembler):
 
     def add(self, event: Body) -> None:
         self._answer |= event
-        self._message = merged(self._message, event.get("message") or {})
+        message = dict(event.get("message") or {})
+        calls = [*self._message.pop("tool_calls", ()), *(message.pop("tool_calls", None) or ())]
+        self._message = {**merged(self._message, message), **({"tool_calls": calls} if calls else {})}
 
     @property
     def answer(self) -> dict[str, Any] | None:

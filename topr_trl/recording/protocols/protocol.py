@@ -105,19 +105,24 @@ def merged(old: Any, new: Any) -> Any:
     """Return two pieces of a streamed value as one value.
 
     Texts are joined, and objects are merged by field. A piece in a list is merged with the item that has the same type
-    and `index`. Without an index, only text is merged, with the last item. Any other value replaces the earlier one.
+    and `index`, unless their ids differ. Without an index, only text is merged, with the last item. Any other value
+    replaces the earlier one, but not text. LiteLLM's `provider_specific_fields` repeats its lists, so it is replaced.
 
     Args:
         old (`Any`): Value so far, or None.
         new (`Any`): Next piece. An empty piece changes nothing.
     """
-    if old and new in ("", [], {}):
+    if old is not None and new in ("", [], {}):
         return old
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         found = dict(old)
         for name, value in new.items():
-            if value is not None:
-                found[name] = (value or old.get(name)) if name in _REPEATED else merged(old.get(name), value)
+            if value is None:
+                continue
+            if name in _REPEATED:
+                found[name] = value or old.get(name, value)
+            else:
+                found[name] = value if name == "provider_specific_fields" else merged(old.get(name), value)
         return found
     if isinstance(old or new, list) or isinstance(new, list):
         items = _items(old)
@@ -125,10 +130,13 @@ def merged(old: Any, new: Any) -> Any:
             place = _place(items, piece)
             items[place : place + 1] = [merged(items[place], piece) if place < len(items) else piece]
         return items
-    return old + new if isinstance(old, str) and isinstance(new, str) else new
+    if old and isinstance(old, str):
+        return old + new if isinstance(new, str) else old
+    return new
 
 
 _REPEATED = ("id", "type", "role", "index", "format")  # fields that later pieces repeat or leave empty
+_RECENT = 64  # number of last items that a piece can continue
 _TEXTS = ("text", "thinking", "reasoning.text", "reasoning.summary")  # types of items, from Mistral and OpenRouter
 
 
@@ -143,10 +151,11 @@ def _place(items: list[Any], piece: Any) -> int:
     """Return the position of the item that a piece continues, or the length of the list for a new item."""
     kind, index = (piece.get("type"), piece.get("index")) if isinstance(piece, Mapping) else (None, None)
     # Without an index, only text can continue an item: the last one.
-    first = 0 if index is not None else len(items) - (kind in _TEXTS)
+    first = len(items) - (_RECENT if index is not None else kind in _TEXTS)
     for place in reversed(range(max(first, 0), len(items))):
         item = items[place] if isinstance(items[place], Mapping) else {}
-        if item.get("index") == index and kind in (None, item.get("type")):
+        is_same = not item.get("id") or piece.get("id") in (None, "", item["id"])
+        if is_same and item.get("index") == index and kind in (None, item.get("type")):
             return place
     return len(items)
 
