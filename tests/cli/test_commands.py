@@ -448,7 +448,7 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
     printed = run("evaluate", "--input", "rollouts", "--output_dir", "results")
     assert "pass@4" in printed
     assert printed.endswith("Evaluated the rows in rollouts. Tables, JSON and a plot are in results/.\n")
-    # The second command does no work. It says so, and prints what the first command printed.
+    # The second command says that there is nothing to do, and prints what the first one printed.
     again = "Nothing to do: topr score had already finished in rollouts."
     assert run("score", *here) == f"{again}\n{found}.\nRows with rewards in rollouts/: 12.\n"
 

@@ -67,7 +67,7 @@ def evaluate_command(args: EvaluateArguments) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise a ValueError if the folder has other results. This check runs before sampling."""
+    """Raise a ValueError if the folder has results that this command did not write. The check runs before sampling."""
     record = manifest.read(folder)
     if record is None:
         manifest.state(folder, Evaluate.name, {})  # It refuses files that topr did not write.

@@ -199,7 +199,7 @@ def _prepare_held_out(rows: Dataset, numbers: NDArray[np.int64], log_mu: str) ->
     rows = explicit_masks(rows)
     given = "sampler_logps" if log_mu == "sampler" else MU_COLUMNS[0]
     if given in rows.column_names:
-        remedy = "Drop the column, or with log_mu='sampler' the rows without it."
+        remedy = "Drop the column. With log_mu='sampler', drop the rows without it instead."
         known = checked_column(rows, given, lambda logps: logps is not None, "log μ", remedy)
         rows = rows.add_column(GIVEN_LOG_MU, [float(np.sum(logps)) for logps in known])
     # Drop the given log-probabilities, because the trial computes new ones with each of its models.

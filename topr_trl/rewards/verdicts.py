@@ -83,14 +83,16 @@ def score_completions(rows: Dataset, judge: Judge, description: str = "Judging")
 
 
 def text_of(completion: Any, row: int) -> str:
-    """Return the text of a completion. For a list of messages, this is the text of the last message, or "" without one.
+    """Return the text of a completion. For a list of messages, this is the text of the last message.
+
+    A last message without content, such as one with tool calls alone, has the text "".
 
     Raises:
         ValueError: the completion is neither text nor messages. The error message contains the position `row`.
     """
     is_messages = isinstance(completion, list) and completion and isinstance(completion[-1], dict)
     text = completion[-1].get("content") if is_messages else completion
-    if is_messages and text is None and "role" in completion[-1]:  # for example, tool calls alone
+    if is_messages and text is None and "role" in completion[-1]:
         return ""
     if not isinstance(text, str):
         raise ValueError(f"Column `completion` must hold text or messages; row {row} holds {completion!r}.")

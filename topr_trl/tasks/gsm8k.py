@@ -75,9 +75,9 @@ def normalize_number(text: str) -> str | None:
 def extract_answer(completion: str) -> str | None:
     """Return the number after the last "The answer is", in normal form.
 
-    The search ends at the end of the sentence or line, or after 200 characters. It begins after a line break that
-    follows a colon or precedes a formula of its own. It skips words, units and currency
-    signs before the number. In an equation such as `2 * 9 = 18`, the number after the last `=` counts.
+    The search ends at the end of the sentence or line, or after 200 characters. Line breaks after a colon, and around
+    the start of a displayed formula, do not end it. It skips words, units and currency signs before the number. In an
+    equation such as `2 * 9 = 18`, the number after the last `=` counts.
 
     Args:
         completion (`str`): Completion.
@@ -90,7 +90,7 @@ def extract_answer(completion: str) -> str | None:
     if start < 0:
         return None
     tail = completion[start + len(_STATED[0]) :][:200]
-    # The number can follow after a line break if there is a colon, or in a formula of its own.
+    # Skip a colon, or the start of a formula, and the line breaks around it.
     tail = re.sub(r"^[ *]*(?::?\s*(?:\$\$|\\\[)|:)\s*", "", tail).split("\n", 1)[0]
     tail = tail.replace("{,}", ",").translate(_VULGAR)
     tail = _FRACTION.sub(lambda found: f" {found[1] or found[3]}/{found[2] or found[4]}", tail)

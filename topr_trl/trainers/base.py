@@ -123,7 +123,7 @@ class TOPRMixin(Trainer):
         return "train" if self.model.training else "eval"
 
     def _mode_of(self, logs: dict[str, float]) -> str:
-        """Return the mode of a log. A log of training can follow an evaluation, which leaves the model in its mode."""
+        """Return the mode of a log. An evaluation leaves the model in evaluation mode, also for logs of training."""
         return "train" if {"loss", "train_runtime"} & logs.keys() else self._mode
 
     @property

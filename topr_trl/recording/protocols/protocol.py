@@ -106,7 +106,8 @@ def merged(old: Any, new: Any) -> Any:
 
     Texts are joined, and objects are merged by field. A piece in a list is merged with the item that has the same type
     and `index`, unless their ids differ. Without an index, only text is merged, with the last item. Any other value
-    replaces the earlier one, but not text. LiteLLM's `provider_specific_fields` repeats its lists, so it is replaced.
+    replaces the earlier one, except that only text can follow text. LiteLLM sends the lists in
+    `provider_specific_fields` again with each piece, so this field is replaced, too.
 
     Args:
         old (`Any`): Value so far, or None.
