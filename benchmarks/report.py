@@ -10,6 +10,7 @@ A word follows from the same intervals as the number of its name.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.cells import Store, Unfinished
@@ -141,7 +142,8 @@ def appendix(store: Store) -> str:
         "# Tables of all experiments",
         "Written by `python -m benchmarks --published --report`; do not edit. In percent and points; ± is a 95% "
         "interval over seeds; bold: the interval of the difference leaves out 0. What each experiment measures is "
-        "in `benchmarks/experiments/`. Where there are several rates, each measure has its own.",
+        "in `benchmarks/experiments/`. Where there are several rates, each measure has its own. Unfinished experiments "
+        "are left out.",
     ]
     for name in ALL:
         try:
@@ -155,7 +157,8 @@ def _sections(store: Store, name: str) -> list[str]:
     parts: list[str] = []
     for experiment in compared(name, store):
         if experiment.title:
-            parts += [f"## {experiment.title}", compare(store, experiment)]
+            with suppress(Unfinished):
+                parts += [f"## {experiment.title}", compare(store, experiment)]
     for title, header, rows in ALL[name].tables(store) if hasattr(ALL[name], "tables") else ():
         parts += [f"## {title}", table(header, rows)]
     return parts

@@ -203,7 +203,11 @@ def wrong_answers_table(store: Store) -> str:
             gap = difference(found, one.measured(store, wrong_answers.REPEATED))
             cells.append(bold(over_seeds(found).percent(), gap.low > 0))
         rows.append([method, *cells])
-    return table(["", *(one.fields["base"] for one in experiments)], rows)
+    names = [
+        f"{base}, T = {one.fields['temperature']:g}" if (base := one.fields["base"]) == SMOL else base
+        for one in experiments
+    ]
+    return table(["", *names], rows)
 
 
 def one_pass_table(store: Store) -> str:
@@ -447,7 +451,7 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
     (_solved, {
         "solved_default": (_AGREEING, wrong_answers.DEFAULT),
         "solved_default_scattered": (_SCATTERED, wrong_answers.DEFAULT),
-        "solved_default_ruled": (wrong_answers.RULED, wrong_answers.DEFAULT),
+        "solved_default_ruled": (wrong_answers.RULED[:4], wrong_answers.DEFAULT),
         "solved_weighted_warm": ((SMOL,), wrong_answers.WEIGHTED),
         "solved_weighted_warm_test": ((SMOL,), wrong_answers.WEIGHTED, "test/greedy"),
         "solved_weighted": (_AGREEING, wrong_answers.WEIGHTED),
