@@ -114,8 +114,9 @@ class Experiment:
         return len(self.ends(store, method)) == len(self.seeds)
 
     def is_finished(self, store: Store) -> bool:
-        """Return whether all cells have been run."""
-        return bool(self.methods) and not store.unfinished(self.cells(store))
+        """Return whether all cells have been run. Return False if none can be planned yet."""
+        planned = self.cells(store)
+        return bool(planned) and not store.unfinished(planned)
 
     def _results(self, store: Store, method: str, choice: Choice) -> dict[int, dict[str, Any]]:
         found = {seed: store.get(self.cell(method, choice, seed)) for seed in self.seeds}

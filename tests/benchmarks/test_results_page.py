@@ -76,3 +76,4 @@ def test_without_results_the_page_says_so(tmp_path):
     assert text.count(f"\n\n{report.NOT_YET}\n\n<!-- end -->") == 11
     assert text.count(real_page.IN_PROGRESS) == 1
     assert report.NOT_YET in report.appendix(nothing)
+    assert not {"nan", "+nan"} & {*report.appendix(nothing).split()}
