@@ -203,10 +203,9 @@ def wrong_answers_table(store: Store) -> str:
             gap = difference(found, one.measured(store, wrong_answers.REPEATED))
             cells.append(bold(over_seeds(found).percent(), gap.low > 0))
         rows.append([method, *cells])
-    names = [
-        f"{base}, T = {one.fields['temperature']:g}" if (base := one.fields["base"]) == SMOL else base
-        for one in experiments
-    ]
+    fields = [one.fields for one in experiments]
+    heats = [f", T = {each['temperature']:g}" if "temperature" in each else "" for each in fields]
+    names = [each["base"] + heat for each, heat in zip(fields, heats, strict=True)]
     return table(["", *names], rows)
 
 
