@@ -99,7 +99,8 @@ def test_rows_that_have_been_through_the_stages(scored, tmp_path):
     rows = rows.add_column("mu_logps", some).add_column("mu_fingerprint", ["x"] * len(rows))
     rows = rows.add_column("times_chosen", [0, 3] * 24)
     save_rows(rows.add_column("reward_after_baseline", [None, 2.0] * 24), tmp_path / "worked")
-    splitting(tmp_path / "worked", tmp_path / "out", test_by="rewards")
+    with pytest.warns(match="mu_logps.*sampler_logps"):
+        splitting(tmp_path / "worked", tmp_path / "out", test_by="rewards")
     for name in ("training", "held-out"):
         columns = set(load_rows(tmp_path / "out" / "rows" / name).column_names)
         assert not {"mu_logps", "mu_fingerprint", "reward_after_baseline", "times_chosen", GIVEN_LOG_MU} & columns

@@ -24,6 +24,7 @@ from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import task_of_rows, values_of
 from topr_trl.rewards import CORRECT, text_of
 from topr_trl.tasks import TASKS
+from topr_trl.user_warnings import warn_user
 
 TRAINING_ROWS, HELD_OUT, PROBLEMS = "training", "held-out", "problems.parquet"  # names in the folder of a split
 GIVEN_LOG_MU = "given_log_mu"  # column of held-out rows: sum of the log μ that came with the row
@@ -124,6 +125,11 @@ def _without_stage_columns(rows: Dataset) -> Dataset:
     gone = {AFTER_BASELINE, TIMES_CHOSEN}
     if MU_COLUMNS[1] in rows.column_names:  # Then `log-mu` computed `mu_logps`, too.
         gone |= set(MU_COLUMNS)
+        warn_user(
+            "topr trial does not read the column mu_logps from topr log-mu, because some of its settings need log μ of "
+            "more rows. It assumes that the starting model wrote the rows. If another model wrote them, store its "
+            "log-probabilities in the column sampler_logps, and set --log_mu sampler."
+        )
     return rows.remove_columns(sorted(gone & set(rows.column_names)))
 
 

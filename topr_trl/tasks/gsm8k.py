@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from decimal import Context, Decimal
 from fractions import Fraction
+from unicodedata import normalize
 
 from datasets import Dataset, load_dataset
 
@@ -48,8 +49,9 @@ _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d{1,9}(?!\d|\.\d))?")
 # The pattern allows no exponent, because 1e999999 would have a million digits.
 _PLAIN_NUMBER = re.compile(r"(?P<top>[-+]?(?:\d+\.?\d*|\.\d+))(?:/(?P<bottom>\d{1,9}))?")
 _SYMBOLS = str.maketrans("−–", "--", "\\$€£")  # minus signs become hyphens, and currency signs are removed
-_VULGAR = str.maketrans({"½": r"\frac12", "¼": r"\frac14", "¾": r"\frac34"})
-_FRACTION = re.compile(r" *\\[dt]?frac(?:\{(\d{1,9})\}\{(\d{1,9})\}|(\d)(\d))")
+# One character for a fraction becomes LaTeX: ½ becomes \frac12.
+_VULGAR = str.maketrans({each: r"\frac" + normalize("NFKC", each).replace("⁄", "") for each in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"})
+_FRACTION = re.compile(r" *\\[cdt]?frac(?:\{(\d{1,9})\}\{(\d{1,9})\}|(\d)(\d))")
 _MIXED = re.compile(r"(?<![\d.,/])(\d{1,9}) (\d{1,9})/(\d{1,9})(?!\d|\.\d)")  # a mixed number, such as 1 1/2
 _SPACED = re.compile(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))")  # a space as thousands separator
 _LONGEST_ANSWER = 40  # in characters; a longer number is not an answer, and would be slow to parse
