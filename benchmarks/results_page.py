@@ -185,13 +185,14 @@ def wrong_answers_table(store: Store) -> str:
     if not experiments:
         raise Unfinished("wrong_answers has not been run")
     begins = [list(one.ends(store, wrong_answers.REPEATED).values()) for one in experiments]
-    agreement, unsolved = (
-        [float(np.mean([value(result, path) for result in results])) for results in begins]
-        for path in ("curve/0/agreement", "curve/0/unsolved/problems")
+    agreement, problems, unsolved, again = (
+        [float(np.mean([value(result, f"curve/0/{path}") for result in results])) for results in begins]
+        for path in ("agreement", "problems", "unsolved/problems", "unsolved/pass@8")
     )
     rows = [
         ["wrong answers agree, before training (%)", *map(percent, agreement)],
-        ["unsolved problems", *(f"{count:.0f}" for count in unsolved)],
+        ["unsolved problems", *(f"{some:.0f} of {total:.0f}" for some, total in zip(unsolved, problems, strict=True))],
+        ["untrained, second draw", *map(percent, again)],
     ]
     for method in wrong_answers.RECIPES:
         cells = []
@@ -203,10 +204,8 @@ def wrong_answers_table(store: Store) -> str:
             gap = difference(found, one.measured(store, wrong_answers.REPEATED))
             cells.append(bold(over_seeds(found).percent(), gap.low > 0))
         rows.append([method, *cells])
-    fields = [one.fields for one in experiments]
-    heats = [f", T = {each['temperature']:g}" if "temperature" in each else "" for each in fields]
-    names = [each["base"] + heat for each, heat in zip(fields, heats, strict=True)]
-    return table(["", *names], rows)
+    named = [[str(one.fields[name]) for name in ("base", "temperature") if name in one.fields] for one in experiments]
+    return table(["", *map(", T = ".join, named)], rows)
 
 
 def one_pass_table(store: Store) -> str:
@@ -364,9 +363,12 @@ def _segments(
     return gaps if len(gaps) > 1 else gaps[0]
 
 
-def _solved(store: Store, bases: Sequence[str], method: str, shown: str = wrong_answers.SOLVED) -> Any:
-    """Return a method minus repeated right answers, by default in the share of unsolved problems that are solved."""
-    experiments = [wrong_answers.of_base(base) for base in bases]
+def _solved(store: Store, bases: Sequence[str], method: str, shown: str = wrong_answers.SOLVED, *heat: float) -> Any:
+    """Return a method minus repeated right answers, by default in the share of unsolved problems that are solved.
+
+    `heat` is the temperature of the rows of pretrained models, see `wrong_answers.of_base`.
+    """
+    experiments = [wrong_answers.of_base(base, *heat) for base in bases]
     gaps = [_gap(store, (one, method), (one, wrong_answers.REPEATED), shown) for one in experiments]
     return gaps if len(gaps) > 1 else gaps[0]
 
@@ -384,8 +386,9 @@ def _rivals(store: Store, measure: str) -> list[Interval]:
 
 _RIVALS = ("DAPO (TRL's GRPO)", "DPO", "KTO")
 _OF_SESSIONS = (wrong_answers.SEGMENTS, wrong_answers.GOOD)
-_AGREEING, _SCATTERED = ("facts-agree", "facts-alone", "misconceptions"), ("facts-scattered",)
-_SHORT, *_LONG = [Setting(parts) for parts in (1, 4, 16, 64)]  # the long ones have at least 160 tokens
+_SMALL = (*wrong_answers.BASES, *wrong_answers.RULED[:4])
+_AGREEING, _SCATTERED = _SMALL[:3], _SMALL[3:4]
+_LONG = [Setting(parts) for parts in (4, 16, 64)]  # at least 160 tokens
 _MISTAKES, _NOISY = [long_completions.EARLY, long_completions.LATE], [long_completions.NOISY]
 
 
@@ -443,19 +446,21 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
         "segment_stopped": (_LONG[:1], "segment", "sequence (TOPR)", long_completions.MEASURED_AT[0]),
         "sequence_positives": (_LONG[1:], "sequence (TOPR)", "positives only"),
         "segment_16": (_LONG, "segment of 16", "segment"),
-        "segment_16_short": ([_SHORT], "segment of 16", "segment"),
         "segment_16_main": (_NOISY, "segment of 16", "segment"),
         "segment_16_mistakes": (_MISTAKES, "segment of 16"),
     }),
     (_solved, {
         "solved_default": (_AGREEING, wrong_answers.DEFAULT),
         "solved_default_scattered": (_SCATTERED, wrong_answers.DEFAULT),
-        "solved_default_ruled": (wrong_answers.RULED[:4], wrong_answers.DEFAULT),
+        "solved_default_ruled": (_SMALL[4:], wrong_answers.DEFAULT),
         "solved_weighted_warm": ((SMOL,), wrong_answers.WEIGHTED),
         "solved_weighted_warm_test": ((SMOL,), wrong_answers.WEIGHTED, "test/greedy"),
+        "solved_weighted_cold": ((SMOL,), wrong_answers.WEIGHTED, wrong_answers.SOLVED, 1.0),
+        "solved_weighted_cold_test": ((SMOL,), wrong_answers.WEIGHTED, "test/greedy", 1.0),
         "solved_weighted": (_AGREEING, wrong_answers.WEIGHTED),
         "solved_weighted_scattered": (_SCATTERED, wrong_answers.WEIGHTED),
-        "solved_where_agreed": (_AGREEING, wrong_answers.WHERE_AGREED),
+        "iterated_sampled": (_SMALL, wrong_answers.DEFAULT, "end/pass@1"),
+        "iterated_greedy": (_SMALL, wrong_answers.DEFAULT, "end/greedy"),
     }),
     (_one_pass, {
         "one_pass_primary": (wrong_answers.BALANCED, wrong_answers.KTO),

@@ -9,16 +9,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from topr_trl.baseline import FloatArray, as_rewards, group_numbers
 
-AGREE = 0.5  # agreement from which the wrong answers of a problem count as agreeing
-# Kinds of problems, with advice for each kind.
+# Kinds of problems, with advice for each kind. In our measurements, the best training for problems without a right
+# answer did not depend on whether their wrong answers agree (docs/results.md).
 KINDS = {
     "always right": "nothing to learn",
     "most common answer right": "a lower temperature, or a vote",
     "some right answers": "repeat right answers: curation='repeated_positives'",
-    "no right answer, wrong ones agree": "several iterations, with curation='repeated_positives'",
-    "no right answer, wrong ones scattered": "more samples, a better prompt, or easier problems",
+    "no right answer": "several iterations with curation='repeated_positives', or more samples",
     "one completion": "several samples of each problem: topr sample --num_generations 8",
 }
+_UNSOLVED = "no right answer"
 
 
 @dataclass(frozen=True)
@@ -42,25 +42,24 @@ class Diagnosis:
 
     @property
     def advice(self) -> str:
-        """Advice for the problems without a right answer.
-
-        Empty if each of these problems has one completion, or if their texts differ and their answers are not known.
-        """
-        if self.agreement != self.agreement or (self.are_texts and self.agreement < AGREE):
+        """Advice for the problems with several completions of which none is right, or "" without such problems."""
+        if not (count := self.counts[_UNSOLVED]):
             return ""
-        kind = f"no right answer, wrong ones {'agree' if self.agreement >= AGREE else 'scattered'}"
         return (
-            f"Wrong answers of problems without a right one agree in {self.agreement:.0%}. What helps these problems: "
-            f"{KINDS[kind]}."
+            f"{count:,} of {sum(self.counts.values()):,} problems have no right answer ({self._said_agreement}). What "
+            f"helps these problems: {KINDS[_UNSOLVED]}."
         )
+
+    @property
+    def _said_agreement(self) -> str:
+        return f"their {'texts' if self.are_texts else 'wrong answers'} agree in {self.agreement:.0%}"
 
     def __str__(self) -> str:
         problems, width = sum(self.counts.values()), max(map(len, KINDS))
         found = {kind: count for kind, count in self.counts.items() if count}
         lines = [f"{kind:<{width}}  {count / problems:>6.1%}  {KINDS[kind]}" for kind, count in found.items()]
-        if self.agreement == self.agreement:
-            share = f"{self.agreement:.0%} ({AGREE:.0%} counts as agreeing)"
-            lines.append(f"Mean agreement of wrong answers, if no answer is right: {share}.")
+        if self.counts[_UNSOLVED]:
+            lines.append(f"If no answer is right, {self._said_agreement}.")
         if self.are_texts:
             lines.append("Whole texts were compared, because answers are not known. Different texts can agree.")
         return "\n".join([f"{problems:,} problems:", *lines])
@@ -117,18 +116,8 @@ def kinds_of(right_N: NDArray[np.bool_], problem_N: NDArray[np.int64], agreement
     # Texts of right answers can differ, so the most common answer also counts as right if most completions are right.
     most_P = np.full((2, len(size_P)), -1.0)
     np.fmax.at(most_P, (right_N.astype(int), problem_N), agreement_N)
-    mean_P = np.bincount(problem_N, np.nan_to_num(agreement_N)) / size_P
-    kind_P = np.select(
-        [
-            size_P == 1,
-            right_P == size_P,
-            (most_P[1] > most_P[0]) | (2 * right_P > size_P),
-            right_P > 0,
-            mean_P >= AGREE,
-        ],
-        [5, 0, 1, 2, 3],
-        4,
-    )
+    is_common_P = (most_P[1] > most_P[0]) | (2 * right_P > size_P)
+    kind_P = np.select([size_P == 1, right_P == size_P, is_common_P, right_P > 0], [4, 0, 1, 2], 3)
     return [list(KINDS)[number] for number in kind_P.tolist()]
 
 
@@ -147,10 +136,9 @@ def diagnose(
 
     >>> print(diagnose([1, 1, 0, 0, 0, 0], ["a", "a", "b", "b", "c", "c"], ["7", "7", "3", "3", "4", "5"]))
     3 problems:
-    always right                            33.3%  nothing to learn
-    no right answer, wrong ones agree       33.3%  several iterations, with curation='repeated_positives'
-    no right answer, wrong ones scattered   33.3%  more samples, a better prompt, or easier problems
-    Mean agreement of wrong answers, if no answer is right: 50% (50% counts as agreeing).
+    always right               33.3%  nothing to learn
+    no right answer            66.7%  several iterations with curation='repeated_positives', or more samples
+    If no answer is right, their wrong answers agree in 50%.
     ```
 
     Args:
@@ -162,7 +150,7 @@ def diagnose(
             Answer of each completion, or its text if answers are not known, length N. Equal values count as the same
             answer. None and NaN mean that a completion has no answer, and such completions never agree.
         are_texts (`bool`, *optional*, defaults to `False`):
-            Whether `answers` are whole texts. If so, the table says it, and texts that differ give no advice.
+            Whether `answers` are whole texts. If so, the table says it.
 
     Returns:
         [`Diagnosis`]: number of problems of each kind, and agreement.
