@@ -220,7 +220,7 @@ class TRLPolicy:
         return self.trainer._compute_loss(self.model, inputs)
 
 
-def _with_tokens(trainer: type) -> type:
+def with_tokens(trainer: type) -> type:
     """Return one of TRL's trainers for datasets of token ids. TRL would add a stop token to cut-off completions."""
     return type(trainer.__name__, (trainer,), {"_prepare_dataset": lambda self, dataset, *_: dataset})
 
@@ -265,7 +265,7 @@ def dpo(model: PreTrainedModel, rows: Rows, pool: Rows, pairs_a_problem: int = 1
     args = DPOConfig(
         **SMALL, beta=beta, output_dir=_scratch(), per_device_train_batch_size=32, precompute_ref_log_probs=True
     )
-    trainer = _with_tokens(DPOTrainer)(model, args=args, train_dataset=dataset, processing_class=_tokenizer(model))
+    trainer = with_tokens(DPOTrainer)(model, args=args, train_dataset=dataset, processing_class=_tokenizer(model))
     return TRLPreference(model, trainer, rows_per_item=2)
 
 
@@ -279,22 +279,25 @@ def kto(model: PreTrainedModel, rows: Rows, pool: Rows, beta: float = 0.1) -> TR
 
     block = 32
     rows = rows[np.random.default_rng(0).permutation(len(rows))]
-    mismatched = [
-        ids for i in range(0, len(rows), block) for ids in np.roll(np.arange(i, min(i + block, len(rows))), 1)
-    ]
     dataset = Dataset.from_dict({
         "prompt": [""] * len(rows),  # TRL looks for this column, and reads the ids
         "prompt_ids": rows.prompts,
         "completion_ids": rows.responses,
-        "KL_completion_ids": [rows.responses[i] for i in mismatched],
+        "KL_completion_ids": mismatched(rows.responses, block),
         "label": [bool(reward > 0) for reward in rows.rewards],
     })  # fmt: skip
     args = KTOConfig(
         **SMALL, beta=beta, output_dir=_scratch(), per_device_train_batch_size=block, precompute_ref_log_probs=True,
         desirable_weight=float((rows.rewards < 0).sum() / max((rows.rewards > 0).sum(), 1)),
     )  # fmt: skip
-    trainer = _with_tokens(KTOTrainer)(model, args=args, train_dataset=dataset, processing_class=_tokenizer(model))
+    trainer = with_tokens(KTOTrainer)(model, args=args, train_dataset=dataset, processing_class=_tokenizer(model))
     return TRLPreference(model, trainer, rows_per_item=block, per_item=block)
+
+
+def mismatched(responses: list[list[int]], block: int) -> list[list[int]]:
+    """Return the previous completion in a block of consecutive rows, for each completion."""
+    count = len(responses)
+    return [responses[i] for n in range(0, count, block) for i in np.roll(np.arange(n, min(n + block, count)), 1)]
 
 
 @lru_cache

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, KTOConfig, KTOTrainer
 
-from benchmarks.methods import padded
+from benchmarks.methods import mismatched, padded, with_tokens
 from topr_trl.data.tables import shards_of
 
 PAIRS = 16  # maximum pairs per problem, as in the paper
@@ -62,36 +62,39 @@ def _dpo(rows: list[dict[str, Any]], base: Any, tokenizer: Any, lora: Any, setti
     for group in by_problem.values():
         every = [(a, b) for a in group if a["reward"] > 0 for b in group if b["reward"] <= 0]
         pairs += [every[n] for n in rng.permutation(len(every))[:PAIRS]]
-    wanted = settings["max_steps"] * step // 2
-    pairs = [pairs[n] for n in np.resize(rng.permutation(len(pairs)), wanted)]
+    pairs = [pairs[n] for n in np.resize(rng.permutation(len(pairs)), settings["max_steps"] * step // 2)]
     data = Dataset.from_list([
-        {"prompt": a["prompt"], "chosen": a["completion"], "rejected": b["completion"]} for a, b in pairs
+        {"prompt": "", "prompt_ids": a["prompt_ids"], "chosen_ids": a["completion_ids"],
+         "rejected_ids": b["completion_ids"]} for a, b in pairs
     ])  # fmt: skip
     micro = settings["per_device_train_batch_size"] // 2
     args = DPOConfig(
         **{**settings, "per_device_train_batch_size": micro}, gradient_accumulation_steps=step // 2 // micro,
         precompute_ref_log_probs=True, max_length=None,
     )  # fmt: skip
-    return DPOTrainer(base, args=args, train_dataset=data, processing_class=tokenizer, peft_config=lora)
+    return with_tokens(DPOTrainer)(base, args=args, train_dataset=data, processing_class=tokenizer, peft_config=lora)
 
 
 def _kto(rows: list[dict[str, Any]], base: Any, tokenizer: Any, lora: Any, settings: dict[str, Any], step: int) -> Any:
     """Return KTO with balanced classes, as TRL's warning recommends.
 
-    TRL takes the mismatched completions of the KL term from the same batch and reads rows in order. Therefore, rows are
-    shuffled first.
+    The mismatched completions of the KL term come from the same batch, as in TRL, which reads rows in order. Therefore,
+    rows are shuffled first.
     """
     rng = np.random.default_rng(settings["seed"])
     rows = [rows[n] for n in rng.permutation(len(rows))]
     right = sum(row["reward"] > 0 for row in rows)
-    data = Dataset.from_list([
-        {"prompt": row["prompt"], "completion": row["completion"], "label": row["reward"] > 0} for row in rows
-    ])  # fmt: skip
+    micro = settings["per_device_train_batch_size"]
+    answers = [row["completion_ids"] for row in rows]
+    data = Dataset.from_dict({
+        "prompt": [""] * len(rows), "prompt_ids": [row["prompt_ids"] for row in rows], "completion_ids": answers,
+        "KL_completion_ids": mismatched(answers, micro), "label": [row["reward"] > 0 for row in rows],
+    })  # fmt: skip
     args = KTOConfig(
-        **settings, gradient_accumulation_steps=step // settings["per_device_train_batch_size"],
+        **settings, gradient_accumulation_steps=step // micro,
         precompute_ref_log_probs=True, max_length=None, desirable_weight=(len(rows) - right) / max(right, 1),
     )  # fmt: skip
-    return KTOTrainer(base, args=args, train_dataset=data, processing_class=tokenizer, peft_config=lora)
+    return with_tokens(KTOTrainer)(base, args=args, train_dataset=data, processing_class=tokenizer, peft_config=lora)
 
 
 class _GRPO:
