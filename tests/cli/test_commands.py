@@ -132,6 +132,12 @@ def test_words_that_belong_to_no_setting_are_refused(own):
         assert "Unexpected argument" in refusal("score", given)
 
 
+def test_a_file_without_its_setting(tmp_path):
+    (tmp_path / "rows.jsonl").touch()
+    assert f"--input {tmp_path / 'rows.jsonl'}" in refusal("import", [str(tmp_path / "rows.jsonl")])
+    assert "--input" not in refusal("import", [str(tmp_path / "other.jsonl")])
+
+
 @pytest.mark.parametrize(("name", "value"), [("model", "70b"), ("no_bf16", True)])
 def test_other_spellings_of_the_command_line_are_none_of_yaml(name, value, own):
     command = "plan" if name == "model" else "train"

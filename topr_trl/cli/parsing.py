@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import Field, fields, make_dataclass
+from pathlib import Path
 from pkgutil import resolve_name
 from types import NoneType
 from typing import Any, get_type_hints
@@ -78,7 +79,9 @@ def parse(command: str, given: list[str]) -> Any:
         given, return_remaining_strings=True, separate_remaining_strings=True
     )
     if more:
-        raise ValueError(f"Unexpected argument {more[0]!r}. topr {command} --help lists its settings.")
+        is_input = "input" in names and Path(more[0]).exists()
+        remedy = f"Write --input {more[0]}." if is_input else f"topr {command} --help lists its settings."
+        raise ValueError(f"Unexpected argument {more[0]!r}. {remedy}")
     settings = kind(**{name: getattr(parsed, name) for name in names})
     if isinstance(settings, LaunchArguments):
         settings.is_cpu_given = "use_cpu" in values
