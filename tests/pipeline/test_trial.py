@@ -20,10 +20,11 @@ from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline import trial as trials
 from topr_trl.pipeline.arms import ARMS, RECIPES
 from topr_trl.pipeline.lineage import lineage
-from topr_trl.pipeline.settings import TrialArguments
+from topr_trl.pipeline.settings import TrialArguments, stage_args
 from topr_trl.pipeline.split import GIVEN_LOG_MU, Split
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.stages.score import ScoreArguments
+from topr_trl.pipeline.trainer_of_rows import TrainArguments, trainer_of_rows
 from topr_trl.pipeline.trial import Outcome, run_trial
 
 
@@ -104,6 +105,14 @@ def test_rows_that_have_been_through_the_stages(scored, tmp_path):
     for name in ("training", "held-out"):
         columns = set(load_rows(tmp_path / "out" / "rows" / name).column_names)
         assert not {"mu_logps", "mu_fingerprint", "reward_after_baseline", "times_chosen", GIVEN_LOG_MU} & columns
+
+
+def test_training_in_a_trial_does_not_repeat_messages(scored, tmp_path, capsys):
+    splitting(scored, tmp_path)
+    for source, says in ((scored, True), (tmp_path / "rows" / "training", False)):
+        capsys.readouterr()
+        trainer_of_rows(stage_args(TrainArguments, trial(source, tmp_path / "model", disable_tqdm=False)))
+        assert ("TOPR:" in capsys.readouterr().out) == says
 
 
 def test_labels_are_rewards(scored, tmp_path):

@@ -65,9 +65,8 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
     """
     work, own = args.folder / manifest.WORK, copy(args)
     own.output_dir, own.seed = str(work), seed_of("train", args.seed, args.iteration)
-    own.was_said = args.iteration > 1 or (
-        args.iteration == 1 and columns is not None
-    )  # In iteration 1, `log-mu` leaves the messages to `train`, which runs after it.
+    # In iteration 1, `log-mu` leaves the messages to `train`, which runs after it. A trial prints its own findings.
+    own.was_said = args.iteration > 1 or (args.iteration == 1 and columns is not None) or _is_of_trial(args.source)
     how = {**loading(args), **(args.model_init_kwargs or {})}
     # Training continues with the old adapter. A new adapter would need the merged weights as its base model, and these
     # weights must not be rounded.
@@ -91,6 +90,10 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
     # PEFT also saves the path of the base model. Later commands may run in another folder, so make it absolute.
     model = absolute(model_path(args)) if adapter else model_path(args)
     return OfflineTOPRTrainer(model, own, rows, processing_class=tokenizer, peft_config=adapter)
+
+
+def _is_of_trial(source: Path) -> bool:
+    return "split" in lineage(source.parent)
 
 
 def _has_log_mu_of_writer(done: Mapping[str, Json], model: str) -> bool:
