@@ -43,7 +43,7 @@ def test_the_table_has_the_kinds_that_occur():
         "2 problems:",
         "always right               50.0%  nothing to learn",
         "no right answer            50.0%  several iterations with curation='repeated_positives', or more samples",
-        "If no answer is right, their wrong answers agree in 50%.",
+        "Problems without a right answer: wrong answers agree in 50%.",
     ]
     assert "agree" not in str(diagnose(*columns(PROBLEMS[:3])))
 

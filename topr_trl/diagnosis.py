@@ -52,14 +52,14 @@ class Diagnosis:
 
     @property
     def _said_agreement(self) -> str:
-        return f"their {'texts' if self.are_texts else 'wrong answers'} agree in {self.agreement:.0%}"
+        return f"{'texts' if self.are_texts else 'wrong answers'} agree in {self.agreement:.0%}"
 
     def __str__(self) -> str:
         problems, width = sum(self.counts.values()), max(map(len, KINDS))
         found = {kind: count for kind, count in self.counts.items() if count}
         lines = [f"{kind:<{width}}  {count / problems:>6.1%}  {KINDS[kind]}" for kind, count in found.items()]
         if self.counts[_UNSOLVED]:
-            lines.append(f"If no answer is right, {self._said_agreement}.")
+            lines.append(f"Problems without a right answer: {self._said_agreement}.")
         if self.are_texts:
             lines.append("Whole texts were compared, because answers are not known. Different texts can agree.")
         return "\n".join([f"{problems:,} problems:", *lines])
@@ -138,7 +138,7 @@ def diagnose(
     3 problems:
     always right               33.3%  nothing to learn
     no right answer            66.7%  several iterations with curation='repeated_positives', or more samples
-    If no answer is right, their wrong answers agree in 50%.
+    Problems without a right answer: wrong answers agree in 50%.
     ```
 
     Args:
