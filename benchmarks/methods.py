@@ -295,7 +295,7 @@ def kto(model: PreTrainedModel, rows: Rows, pool: Rows, beta: float = 0.1) -> TR
 
 
 def mismatched(responses: list[list[int]], block: int) -> list[list[int]]:
-    """Return the previous completion in a block of consecutive rows, for each completion."""
+    """Return for each completion its predecessor in its block (for the first, the last), for KTO's KL term."""
     count = len(responses)
     return [responses[i] for n in range(0, count, block) for i in np.roll(np.arange(n, min(n + block, count)), 1)]
 

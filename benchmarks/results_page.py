@@ -176,7 +176,7 @@ def long_table(store: Store, compared: Sequence[tuple[Setting, int]], shown: str
 
 
 def wrong_answers_table(store: Store) -> str:
-    """Return a table by recipe and base model: the share of unsolved problems that are solved after six iterations.
+    """Return a table by recipe and base model: the share of unsolved problems that are solved at the end.
 
     A value is bold if its difference from repeated right answers is above 0.
     """
@@ -203,8 +203,8 @@ def wrong_answers_table(store: Store) -> str:
             gap = difference(found, one.measured(store, wrong_answers.REPEATED))
             cells.append(bold(over_seeds(found).percent(), gap.low > 0))
         rows.append([method, *cells])
-    named = [[str(one.fields[name]) for name in ("base", "temperature") if name in one.fields] for one in experiments]
-    return table(["", *map(", T = ".join, named)], rows)
+    heats = [f", T = {one.fields['temperature']:g}" if "temperature" in one.fields else "" for one in experiments]
+    return table(["", *(one.fields["base"] + heat for one, heat in zip(experiments, heats, strict=True))], rows)
 
 
 def one_pass_table(store: Store) -> str:
@@ -408,7 +408,6 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
         "paper_baseline": (protocols.TOPR, "TOPR, c = 0"),
     }),
     (_wrong_mode, {
-        "repeated_sampled": ("positives repeated", TOPR, "pass@1"),
         "repeated_greedy": ("positives repeated", TOPR, GREEDY),
     }),
     (_rivals, {"rivals": ("pass@1",), "rivals_greedy": (GREEDY,)}),

@@ -128,7 +128,9 @@ def test_compared_texts_are_named():
     """Completions that give the same answer can have different texts."""
     rows = Dataset.from_dict({"prompt": [*"aaab"], "reward": [0.0, 0.0, 0.0, 1.0], "completion": [*"xyzw"]})
     found = ScoredRows.read("train", rows).diagnose()
-    assert "texts agree in 0%" in found.advice
+    assert found.advice
+    assert "agree" not in found.advice
+    assert "texts agree in 0%" in str(found)
     assert "Whole texts were compared" in str(found)
     known = ScoredRows.read("train", rows.add_column("extracted", [*"xyzw"])).diagnose()
     assert "answers agree in 0%" in known.advice

@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from topr_trl.baseline import FloatArray, as_rewards, group_numbers
 
-# Kinds of problems, with advice for each kind. In our measurements, the best training for problems without a right
-# answer did not depend on whether their wrong answers agree (docs/results.md).
+# Kinds of problems, with advice for each kind. For problems without a right answer, the best of the package's methods
+# did not depend on whether wrong answers agree (docs/results.md).
 KINDS = {
     "always right": "nothing to learn",
     "most common answer right": "a lower temperature, or a vote",
@@ -42,24 +42,22 @@ class Diagnosis:
 
     @property
     def advice(self) -> str:
-        """Advice for the problems with several completions of which none is right, or "" without such problems."""
+        """Advice for problems with several completions and none right. Empty without such problems."""
         if not (count := self.counts[_UNSOLVED]):
             return ""
+        agree = "" if self.are_texts else f" (wrong answers agree in {self.agreement:.0%})"
         return (
-            f"{count:,} of {sum(self.counts.values()):,} problems have no right answer ({self._said_agreement}). What "
-            f"helps these problems: {KINDS[_UNSOLVED]}."
+            f"{count:,} of {sum(self.counts.values()):,} problems have no right answer{agree}. What helps these "
+            f"problems: {KINDS[_UNSOLVED]}."
         )
-
-    @property
-    def _said_agreement(self) -> str:
-        return f"{'texts' if self.are_texts else 'wrong answers'} agree in {self.agreement:.0%}"
 
     def __str__(self) -> str:
         problems, width = sum(self.counts.values()), max(map(len, KINDS))
         found = {kind: count for kind, count in self.counts.items() if count}
         lines = [f"{kind:<{width}}  {count / problems:>6.1%}  {KINDS[kind]}" for kind, count in found.items()]
         if self.counts[_UNSOLVED]:
-            lines.append(f"Problems without a right answer: {self._said_agreement}.")
+            what = "texts" if self.are_texts else "wrong answers"
+            lines.append(f"Problems without a right answer: {what} agree in {self.agreement:.0%}.")
         if self.are_texts:
             lines.append("Whole texts were compared, because answers are not known. Different texts can agree.")
         return "\n".join([f"{problems:,} problems:", *lines])

@@ -136,6 +136,8 @@ def test_a_file_without_its_setting(tmp_path):
     (tmp_path / "rows.jsonl").touch()
     assert f"--input {tmp_path / 'rows.jsonl'}" in refusal("import", [str(tmp_path / "rows.jsonl")])
     assert "--input" not in refusal("import", [str(tmp_path / "other.jsonl")])
+    assert "Write" not in refusal("import", ["--input", "other.jsonl", str(tmp_path / "rows.jsonl")])
+    assert "Write" not in refusal("import", ["x" * 5_000])
 
 
 @pytest.mark.parametrize(("name", "value"), [("model", "70b"), ("no_bf16", True)])

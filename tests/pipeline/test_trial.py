@@ -93,25 +93,26 @@ def test_another_task_is_another_split(scored, tmp_path):
         splitting(tmp_path / "logged", tmp_path, task="math")
 
 
-def test_rows_that_have_been_through_the_stages(scored, tmp_path):
+def test_rows_that_have_been_through_the_stages(scored, tmp_path, capsys):
     """A trial drops the columns that `curate` and `log-mu` added to the rows."""
     rows = load_rows(scored)
     some = [[-0.5] * len(ids) if n % 2 else None for n, ids in enumerate(rows["completion_ids"])]
     rows = rows.add_column("mu_logps", some).add_column("mu_fingerprint", ["x"] * len(rows))
     rows = rows.add_column("times_chosen", [0, 3] * 24)
     save_rows(rows.add_column("reward_after_baseline", [None, 2.0] * 24), tmp_path / "worked")
-    with pytest.warns(match="mu_logps.*sampler_logps"):
-        splitting(tmp_path / "worked", tmp_path / "out", test_by="rewards")
+    splitting(tmp_path / "worked", tmp_path / "out", test_by="rewards", disable_tqdm=False)
+    assert re.search("mu_logps.* not read.*\n.*starting model", capsys.readouterr().out)
     for name in ("training", "held-out"):
         columns = set(load_rows(tmp_path / "out" / "rows" / name).column_names)
         assert not {"mu_logps", "mu_fingerprint", "reward_after_baseline", "times_chosen", GIVEN_LOG_MU} & columns
 
 
 def test_training_in_a_trial_does_not_repeat_messages(scored, tmp_path, capsys):
-    splitting(scored, tmp_path)
-    for source, says in ((scored, True), (tmp_path / "rows" / "training", False)):
+    splitting(scored, tmp_path / "trial")
+    training = tmp_path / "trial" / "rows" / "training"
+    for out, says in ((tmp_path / "own", True), (tmp_path / "trial" / "paper" / "model", False)):
         capsys.readouterr()
-        trainer_of_rows(stage_args(TrainArguments, trial(source, tmp_path / "model", disable_tqdm=False)))
+        trainer_of_rows(stage_args(TrainArguments, trial(training, out, disable_tqdm=False)))
         assert ("TOPR:" in capsys.readouterr().out) == says
 
 

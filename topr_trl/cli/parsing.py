@@ -1,9 +1,9 @@
 """Read the settings of `topr COMMAND` from its arguments and a YAML file."""
 
+import os
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import Field, fields, make_dataclass
-from pathlib import Path
 from pkgutil import resolve_name
 from types import NoneType
 from typing import Any, get_type_hints
@@ -79,7 +79,7 @@ def parse(command: str, given: list[str]) -> Any:
         given, return_remaining_strings=True, separate_remaining_strings=True
     )
     if more:
-        is_input = "input" in names and Path(more[0]).exists()
+        is_input = "input" in names and "input" not in values and os.path.exists(more[0])
         remedy = f"Write --input {more[0]}." if is_input else f"topr {command} --help lists its settings."
         raise ValueError(f"Unexpected argument {more[0]!r}. {remedy}")
     settings = kind(**{name: getattr(parsed, name) for name in names})

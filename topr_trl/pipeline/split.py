@@ -24,7 +24,7 @@ from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import task_of_rows, values_of
 from topr_trl.rewards import CORRECT, text_of
 from topr_trl.tasks import TASKS
-from topr_trl.user_warnings import warn_user
+from topr_trl.trainers.messages import say, say_source_of_log_mu
 
 TRAINING_ROWS, HELD_OUT, PROBLEMS = "training", "held-out", "problems.parquet"  # names in the folder of a split
 GIVEN_LOG_MU = "given_log_mu"  # column of held-out rows: sum of the log μ that came with the row
@@ -74,7 +74,14 @@ class Split(Stage[TrialArguments]):
 
 def _choose_rows(trial: TrialArguments, folder: Path) -> tuple[Dataset, Dataset, Json]:
     """Return the rows to train on, the held-out problems or rows, and the notes of the stage."""
-    rows = _without_stage_columns(load_rows(trial.source, cache_dir=folder / manifest.WORK))
+    given = load_rows(trial.source, cache_dir=folder / manifest.WORK)
+    rows = _without_stage_columns(given)
+    if trial.log_mu == "trainer" and MU_COLUMNS[0] not in rows.column_names:
+        is_dropped = MU_COLUMNS[0] in given.column_names
+        if is_dropped:
+            say("the column mu_logps of topr log-mu is not read, because some settings need log μ of more rows.", trial)
+        if is_dropped or "sampler_logps" not in rows.column_names:
+            say_source_of_log_mu(trial)
     if TURN_REWARDS in rows.column_names:
         refuse_rewards_of_turns(rows.data[TURN_REWARDS], "topr trial")
     scored = ScoredRows.read(str(trial.source), rows)
@@ -125,11 +132,6 @@ def _without_stage_columns(rows: Dataset) -> Dataset:
     gone = {AFTER_BASELINE, TIMES_CHOSEN}
     if MU_COLUMNS[1] in rows.column_names:  # Then `log-mu` computed `mu_logps`, too.
         gone |= set(MU_COLUMNS)
-        warn_user(
-            "topr trial does not read the column mu_logps from topr log-mu, because some of its settings need log μ of "
-            "more rows. It assumes that the starting model wrote the rows. If another model wrote them, store its "
-            "log-probabilities in the column sampler_logps, and set --log_mu sampler."
-        )
     return rows.remove_columns(sorted(gone & set(rows.column_names)))
 
 

@@ -66,7 +66,7 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
     work, own = args.folder / manifest.WORK, copy(args)
     own.output_dir, own.seed = str(work), seed_of("train", args.seed, args.iteration)
     # In iteration 1, `log-mu` leaves the messages to `train`, which runs after it. A trial prints its own findings.
-    own.was_said = args.iteration > 1 or (args.iteration == 1 and columns is not None) or _is_of_trial(args.source)
+    own.was_said = args.iteration > 1 or (args.iteration == 1 and columns is not None) or _is_in_trial(args)
     how = {**loading(args), **(args.model_init_kwargs or {})}
     # Training continues with the old adapter. A new adapter would need the merged weights as its base model, and these
     # weights must not be rounded.
@@ -92,8 +92,9 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
     return OfflineTOPRTrainer(model, own, rows, processing_class=tokenizer, peft_config=adapter)
 
 
-def _is_of_trial(source: Path) -> bool:
-    return "split" in lineage(source.parent)
+def _is_in_trial(args: TrainArguments) -> bool:
+    rows = args.source.parent
+    return args.folder.resolve().is_relative_to(rows.parent.resolve()) and "split" in lineage(rows)
 
 
 def _has_log_mu_of_writer(done: Mapping[str, Json], model: str) -> bool:

@@ -66,7 +66,7 @@ class LossArguments:
         default="trainer", metadata={"help": "Source of log μ: 'trainer' (forward pass) or 'sampler' (reported)."}
     )
 
-    was_said = False  # not a setting: whether an earlier trainer of the loop printed the same messages
+    was_said = False  # not a setting: whether a loop or a trial has printed the same messages
 
     @property
     def limits(self) -> TruncationLimits:

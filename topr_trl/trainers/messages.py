@@ -84,11 +84,20 @@ def print_log_lines(trainer: Trainer) -> None:
 
 
 def say(what: str, args: Any) -> None:
-    """Print a message on the main process, unless the setting `disable_tqdm` is on, or a loop has printed it before."""
+    """Print a message on the main process, unless the setting `disable_tqdm` is on, or a loop or a trial has."""
     if PartialState().is_main_process and not args.disable_tqdm and not args.was_said:
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # A stream of the user's may have no encoding.
         shown = what.encode(encoding, "replace").decode(encoding)  # Latin-1, for example, has no π and no μ.
         print(f"TOPR: {shown}", flush=True)
+
+
+def say_source_of_log_mu(args: Any) -> None:
+    """Print that the starting model computes log μ."""
+    say(
+        "log μ is computed with the starting model. If another model wrote the rows, that is a proxy: if you have log "
+        "μ of that model, add it as mu_logps, or as sampler_logps with log_mu='sampler'.",
+        args,
+    )
 
 
 def say_share(rewards: FloatArray, args: TOPRConfig | OfflineTOPRConfig, said: set[object]) -> None:

@@ -39,7 +39,7 @@ from topr_trl.trainers.completions_table import LogCompletions
 from topr_trl.trainers.fingerprints import mu_fingerprint, text_fingerprint
 from topr_trl.trainers.forward_checks import depends_on_batch, text_model, virtual_tokens, without_cudnn_attention
 from topr_trl.trainers.log_mu import LogMu, NeededRows
-from topr_trl.trainers.messages import say, say_recipe, say_share, warn_of_signs
+from topr_trl.trainers.messages import say, say_recipe, say_share, say_source_of_log_mu, warn_of_signs
 from topr_trl.trainers.shared_prompts import share_stored
 from topr_trl.trainers.start_checks import model_and_settings
 from topr_trl.trainers.training_warnings import warn_of_many_reads, warn_of_scale
@@ -345,11 +345,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         for name, each in rows.items():
             self._log_mu.plan(name, each, self._run["model"], checkpoint, is_trained=self.state.global_step > 0)
         if "train" in self._log_mu.planned and not self._sampler_reported:
-            say(
-                "log μ is computed with the starting model. If another model wrote the rows, that is a proxy: "
-                "if you have log μ of that model, add it as mu_logps, or as sampler_logps with log_mu='sampler'.",
-                self.args,
-            )
+            say_source_of_log_mu(self.args)
 
     def _identity_values(self) -> dict[str, Any]:
         values = {"temperature": self._temperature, "rows": self._training_rows.fingerprint}
