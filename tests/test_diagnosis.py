@@ -87,6 +87,10 @@ def test_rows_without_a_reward_are_left_out():
     assert found.agreement == 1
 
 
+def test_rewards_can_be_booleans():
+    assert diagnose([True, False, False, False], [0, 0, 1, 1], "abcc") == diagnose([1, 0, 0, 0], [0, 0, 1, 1], "abcc")
+
+
 @pytest.mark.parametrize(
     ("rewards", "answers", "message"),
     [

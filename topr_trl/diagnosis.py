@@ -47,8 +47,8 @@ class Diagnosis:
             return ""
         agree = "" if self.are_texts else f" (wrong answers agree in {self.agreement:.0%})"
         return (
-            f"{count:,} of {sum(self.counts.values()):,} problems have no right answer{agree}. What helps these "
-            f"problems: {KINDS[_UNSOLVED]}."
+            f"{count:,} of {sum(self.counts.values()):,} problems: no right answer among several{agree}. What helps: "
+            f"{KINDS[_UNSOLVED]}."
         )
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Diagnosis:
             lines.append(f"Problems without a right answer: {what} agree in {self.agreement:.0%}.")
         if self.are_texts:
             lines.append("Whole texts were compared, because answers are not known. Different texts can agree.")
-        return "\n".join([f"{problems:,} problems:", *lines])
+        return "\n".join([f"{problems:,} problem{'s' * (problems != 1)}:", *lines])
 
 
 def answer_keys(*columns: Sequence[object]) -> list[str]:
@@ -141,7 +141,7 @@ def diagnose(
 
     Args:
         rewards (`ArrayLike`):
-            Rewards with two values, shape (N,). The larger value means that the completion is right.
+            Rewards with two values, or booleans, shape (N,). The larger value means that the completion is right.
         problem_ids (`ArrayLike`):
             Problem of each completion, shape (N,).
         answers (`Sequence[object]`):
@@ -157,7 +157,8 @@ def diagnose(
         ValueError: rewards do not have two values, rewards or `problem_ids` are malformed, or the arguments have
             different lengths.
     """
-    rewards_N = as_rewards(rewards)
+    given = np.asarray(rewards)
+    rewards_N = as_rewards(given.astype(float) if given.dtype == bool else given)
     problem_N = group_numbers("problem_ids", problem_ids, len(rewards_N))
     if len(answers) != len(rewards_N):
         raise ValueError(f"answers must have one answer for each of {len(rewards_N)} rewards, not {len(answers)}.")

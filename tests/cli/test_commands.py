@@ -140,6 +140,17 @@ def test_a_file_without_its_setting(tmp_path):
     assert "Write" not in refusal("import", ["x" * 5_000])
 
 
+def test_a_repeated_input_is_refused(tmp_path):
+    assert "twice" in refusal("import", ["--input", str(tmp_path), f"--input={tmp_path}"])
+
+
+def test_no_command_lists_the_commands(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    assert ended.value.code == 0
+    assert {*COMMANDS} <= {*capsys.readouterr().out.split()}
+
+
 @pytest.mark.parametrize(("name", "value"), [("model", "70b"), ("no_bf16", True)])
 def test_other_spellings_of_the_command_line_are_none_of_yaml(name, value, own):
     command = "plan" if name == "model" else "train"

@@ -13,6 +13,7 @@ from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.formats import table
 from topr_trl.importing.record_rewards import as_number
 
+VOTES = "question,answer,likes,dislikes\na,b,3,1\na,c,0,2\n"
 ROWS = "question,response,thumbs\n3 + 4?,7,up\n3 + 4?,8,down\n"
 
 
@@ -230,7 +231,7 @@ def test_cells_can_be_long(tmp_path, monkeypatch):
     ("content", "given", "words"),
     [
         (ROWS.replace("up", "--"), (), r"row 2: thumbs is '--'.* needs a space before it: ' --='"),
-        (ROWS, ("--label_values", "up=1"), r"row 3: thumbs is 'down', which is no known label"),
+        (ROWS, ("--label_values", "up=1"), r"row 3: thumbs is 'down', which is no known label \(label_values"),
         (ROWS, ("--label_values", "up:1"), r"label_values must be pairs such as great=1 poor=-1, not 'up:1'"),
         ("question,query,response,score\na,b,c,1\n", (), "query is in no row, .*--prompt_field question query"),
         ("question,response,score\na,b,1\na,b\n", (), r"a\.csv cannot be read as a table: .*columns"),
@@ -271,6 +272,9 @@ def test_cells_can_be_long(tmp_path, monkeypatch):
         ("question,answer,score,run\na,b,1,\n", ("--rollout_field", "run"), "its run is empty"),
         ("question,answer,score,pid\na,b,1,\n", ("--problem_field", "pid"), "its pid is empty"),
         ("question,answer,rank\na,b,1\na,c,2\n", ("--reward_fields", "rank"), "rank is a rank.*--label_values 1=1 2=0"),
+        (VOTES, ("--reward_fields", "likes", "dislikes"), "its dislikes may .*minus.*--label_values true=-1"),
+        (VOTES, ("--reward_fields", "like"), r"no field like \(did you mean likes\?\)"),
+        ("3+4?,7,up\n3+5?,8,up\n", (), "first line must name the columns"),
     ],
 )  # fmt: skip
 def test_unreadable_input(tmp_path, content, given, words):

@@ -642,7 +642,7 @@ def test_the_agreement_of_wrong_answers_is_printed(make, rows, capsys):
         return {"reward": row["reward"] if n < 4 else -1.0, "extracted": "7"}
 
     make(rows.map(change, with_indices=True), disable_tqdm=False)
-    assert "agree in 100%). What helps these problems: several iterations" in capsys.readouterr().out
+    assert "agree in 100%). What helps: several iterations" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

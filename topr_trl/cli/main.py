@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         parser.add_argument("--version", action="version", version=f"topr_trl {__version__}")
         parser.add_argument("command", choices=known, metavar="COMMAND")
-        parser.parse_args(arguments[:1])
+        parser.parse_args(arguments[:1] or ["--help"])
     command, given = arguments[0], full_arguments(arguments[0], arguments[1:])
     asks_help = bool({"-h", "--help", "--help_all"} & set(given))
     config = {} if asks_help else read_config(given)

@@ -78,6 +78,8 @@ def parse(command: str, given: list[str]) -> Any:
     parsed, _, more = parser.parse_args_and_config(
         given, return_remaining_strings=True, separate_remaining_strings=True
     )
+    if sum(word == "--input" or word.startswith("--input=") for word in given) > 1:
+        raise ValueError("--input is given twice. To read several files, set it to a folder that has only these files.")
     if more:
         is_input = "input" in names and "input" not in values and os.path.exists(more[0])
         remedy = f"Write --input {more[0]}." if is_input else f"topr {command} --help lists its settings."

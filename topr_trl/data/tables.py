@@ -236,8 +236,8 @@ def read_table(
             raise FileNotFoundError(f"There is no file or folder {path}.")
         if path.suffix not in TABLE_SUFFIXES:
             raise ValueError(
-                f"Rows are read from {', '.join(TABLE_SUFFIXES)}, not {path.name}. Convert the file, for "
-                "example with pandas."
+                f"Rows are read from {', '.join(TABLE_SUFFIXES)}, not {path.name}. Convert the file with topr "
+                "import, or with pandas."
             )
         if path.suffix != ".parquet":
             with path.open("rb") as file:

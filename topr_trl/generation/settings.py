@@ -76,8 +76,8 @@ class SamplingArguments:
         check_at_least(1, self, "num_generations", "max_new_tokens", "sampling_batch_size")
         if not 0 < self.temperature < math.inf:
             raise ValueError(
-                f"temperature must be above 0, not {self.temperature}: completions of one prompt have to differ. Set "
-                "greedy=True for one more completion at temperature 0."
+                f"temperature must be above 0, not {self.temperature}: completions of one prompt have to differ. For "
+                "one more completion at temperature 0, set greedy=True. topr evaluate, iterate and trial draw it, too."
             )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], not {self.top_p}.")

@@ -88,8 +88,9 @@ def _describe(file: Path, seen: list[Any], records: list[Any]) -> str:
         return f"{', '.join(fields)} may all hold its messages. Set --messages_field to one of them."
     if {"custom_id", "url", "body"} <= set(records[0]):
         return "it is the input file of a batch. Import the output file of the batch, and set --requests to this file."
+    header = " Its first line must name the columns." if file.suffix.lower() in (".csv", ".tsv") else ""
     return (
-        f"its records have the fields {', '.join(map(str, records[0]))}. If two of them hold a prompt and a "
+        f"its records have the fields {', '.join(map(str, records[0]))}.{header} If two of them hold a prompt and a "
         "completion, set --prompt_field and --completion_field to their names. Otherwise, set --format to one of "
         f"{', '.join(FORMATS)}."
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from topr_trl.importing.format import NotOfFormat, Record
@@ -19,7 +20,9 @@ def field_value(record: Record, path: str, error: type[NotOfFormat]) -> Any:
     """
     for value in _values_at(record, path):
         return value
-    raise error(f"it has no field {path}; it has {', '.join(sorted(map(str, record)))}")
+    names = sorted(map(str, record))
+    similar = [f" (did you mean {name}?)" for name in get_close_matches(path, names, 1)]
+    raise error(f"it has no field {path}{''.join(similar)}; it has {', '.join(names)}")
 
 
 def _values_at(value: Any, path: str) -> Iterator[Any]:

@@ -135,7 +135,7 @@ class RecordRewards:
         """Return a field of `reward_fields`. Return None for a missing field if rewards can come later.
 
         Raises:
-            NotOfFormat: the field is a rank, and `label_values` does not give the rewards of ranks.
+            NotOfFormat: the field is a rank or has bad votes, and `label_values` does not give the rewards.
         """
         # Ratings of annotation tools are no longer ranks, see `annotated_answers.ranked`.
         *before, last = words_of(name) or [""]
@@ -144,6 +144,13 @@ class RecordRewards:
             raise NotOfFormat(
                 f"its {name} is a rank, and the lowest rank is often the best. Give each rank a reward: --label_values "
                 "1=1 2=0 3=-1"
+            )
+        words = words_of(name)
+        has_bad_votes = any(word == "down" or word.startswith(("downvote", "dislike")) for word in words)
+        if has_bad_votes and "up" not in words and not self.labels:
+            raise NotOfFormat(
+                f"its {name} may be votes against the answer, and --reward_fields adds fields. Write the votes for it "
+                f"minus those against it to one field. If {name} is true or false, set --label_values true=-1 false=1"
             )
         try:
             return field_value(record, name, Unrewarded)
@@ -196,15 +203,16 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
         return float(value) if isinstance(value, Decimal) else value
     if not (text := str(value).strip()):
         return None
-    if labels is None and (known := _SKIN_TONE.sub("", text).casefold()) in _KNOWN_LABELS:
-        return _KNOWN_LABELS[known]
+    if labels is None and (word := _SKIN_TONE.sub("", text).casefold()) in _KNOWN_LABELS:
+        return _KNOWN_LABELS[word]
     if _is_number(text) and not has_numbers:
         return float(text)
+    known = "" if labels is None else " (label_values replaces the built-in labels)"
     dash = f". A label that starts with - needs a space before it: ' {text[:40]}='" if text.startswith("-") else ""
     raise UnknownLabel(
         text,
-        f"{name} is {text[:40]!r}, which is no known label. Give each label a number, or nothing for no reward: "
-        f"--label_values great=1 unsure= poor=-1{dash}",
+        f"{name} is {text[:40]!r}, which is no known label{known}. Give each label a number, or nothing for no "
+        f"reward: --label_values great=1 unsure= poor=-1{dash}",
     )
 
 

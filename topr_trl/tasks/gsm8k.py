@@ -48,12 +48,14 @@ _STATED = ("The answer is", "the answer is")
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d{1,9}(?!\d|\.\d))?")
 # The pattern allows no exponent, because 1e999999 would have a million digits.
 _PLAIN_NUMBER = re.compile(r"(?P<top>[-+]?(?:\d+\.?\d*|\.\d+))(?:/(?P<bottom>\d{1,9}))?")
-_SYMBOLS = str.maketrans("−–", "--", "\\$€£")  # minus signs become hyphens, and currency signs are removed
+# Minus signs and the non-breaking hyphen become hyphens, and currency signs are removed.
+_SYMBOLS = str.maketrans("−–‑⁄", "---/", "\\$€£")
 # One character for a fraction becomes LaTeX: ½ becomes \frac12.
 _VULGAR = str.maketrans({each: r"\frac" + normalize("NFKC", each).replace("⁄", "") for each in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"})
-_FRACTION = re.compile(r" *\\[cdt]?frac(?:\{(\d{1,9})\}\{(\d{1,9})\}|(\d)(\d))")
+_FRACTION = re.compile(r"[ \u00a0]*\\[cdt]?frac(?:\{ *(\d{1,9}) *\}\{ *(\d{1,9}) *\}|(\d)(\d))")
 _MIXED = re.compile(r"(?<![\d.,/])(\d{1,9}) (\d{1,9})/(\d{1,9})(?!\d|\.\d)")  # a mixed number, such as 1 1/2
-_SPACED = re.compile(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))")  # a space as thousands separator
+_SEPARATOR = re.compile(r"(?<=\d)[,\u00a0\u2009\u202f'’](?=\d{3}(?!\d))")  # thousands separators
+_SPACED = re.compile(r"(?<=-)[ \u00a0]|(?<=\d) ?/ ?(?=\d)")  # spaces after a minus sign, and around a fraction's slash
 _LONGEST_ANSWER = 40  # in characters; a longer number is not an answer, and would be slow to parse
 _EXACT = Context(prec=_LONGEST_ANSWER)  # The default context rounds to 28 digits.
 
@@ -97,7 +99,8 @@ def extract_answer(completion: str) -> str | None:
     tail = tail.replace("{,}", ",").translate(_VULGAR)
     tail = _FRACTION.sub(lambda found: f" {found[1] or found[3]}/{found[2] or found[4]}", tail)
     tail = tail.split(". ", 1)[0].rpartition("=")[2]  # "2 * 9 = 18" states 18.
-    tail = _SPACED.sub("", tail.translate(_SYMBOLS).replace("- ", "-"))
+    tail = _SEPARATOR.sub("", tail.translate(_SYMBOLS))
+    tail = _SPACED.sub(lambda found: found[0].strip(), tail)
     tail = _MIXED.sub(lambda mixed: f"{int(mixed[1]) * int(mixed[3]) + int(mixed[2])}/{mixed[3]}", tail)
     number = _NUMBER.search(tail)
     return None if number is None else normalize_number(number[0])
