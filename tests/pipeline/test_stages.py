@@ -29,7 +29,7 @@ from topr_trl.pipeline.stages import sample, train
 from topr_trl.pipeline.stages.curate import CurateArguments
 from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
 from topr_trl.pipeline.stages.sample import SampleArguments
-from topr_trl.pipeline.stages.score import ScoreArguments
+from topr_trl.pipeline.stages.score import Score, ScoreArguments
 from topr_trl.pipeline.trainer_of_rows import TrainArguments, last_whole_checkpoint, trainer_of_rows
 from topr_trl.tasks import arithmetic
 from topr_trl.trainers.fingerprints import model_fingerprint, mu_fingerprint
@@ -89,6 +89,14 @@ def test_sample_and_score(scored):
     counts = known.stages["score"]["scored"]
     assert {verdict: counts[verdict] for verdict in set(rows["verdict"])} == Counter(rows["verdict"])
     assert sum(counts.values()) == 40
+
+
+@pytest.mark.parametrize(("answer", "says"), [("It is 2.", True), ("The answer is 2.", False)])
+def test_mostly_invalid_answers_name_what_the_judge_reads(answer, says, tmp_path):
+    rows = Dataset.from_dict({"prompt": ["1+1?"], "completion": [answer], "answer": ["2"]})
+    save_rows(rows, tmp_path / "rows")
+    done = Score(ScoreArguments(input=str(tmp_path / "rows"), output_dir=str(tmp_path / "out"))).run()
+    assert ("'The answer is'" in Score.summary(done)) == says
 
 
 def test_stages_add_columns_to_the_rows_and_keep_them_once(scored, tmp_path):

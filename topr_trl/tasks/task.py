@@ -25,6 +25,7 @@ class Task:
         judge (`Judge`): Function that returns a verdict and an answer for each completion.
         columns (`tuple[str, ...]`, defaults to `()`): Columns from which `prepare` makes prompts. Rows with a column
             `prompt` and none of these columns keep their prompts. By default, `prepare` also gets rows with prompts.
+        reads (`str`, defaults to `""`): What the judge reads as the answer.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Task:
     stop_strings: tuple[str, ...]
     judge: Judge
     columns: tuple[str, ...] = ()
+    reads: str = ""
 
     def has_prompts(self, columns: Collection[str]) -> bool:
         """Return whether rows with these columns have their prompts already, so that `prepare` does not apply.
@@ -69,10 +71,13 @@ class Task:
 
 
 TASKS = {
-    "gsm8k": Task("gsm8k", gsm8k.load, gsm8k.prepare, 8, gsm8k.STOP_STRINGS, gsm8k.judge, ("question",)),
+    "gsm8k": Task(
+        "gsm8k", gsm8k.load, gsm8k.prepare, 8, gsm8k.STOP_STRINGS, gsm8k.judge,
+        ("question",), "the number after 'The answer is'",
+    ),
     "math": Task(
         "math", hendrycks_math.load, hendrycks_math.prepare, 4, hendrycks_math.STOP_STRINGS, hendrycks_math.judge,
-        ("problem",),
+        ("problem",), r"the text in \boxed{}",
     ),
 }  # fmt: skip
 

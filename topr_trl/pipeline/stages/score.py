@@ -16,7 +16,7 @@ from topr_trl.pipeline.settings import TASK_HELP, TASK_NAMES, FolderArguments, R
 from topr_trl.pipeline.shards import Part, columns_before, count_rows, naming, remove_columns, stages_of
 from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, task_of_rows
-from topr_trl.rewards import VERDICTS, score_completions
+from topr_trl.rewards import INVALID, VERDICTS, score_completions
 from topr_trl.rewards.functions import prepare_rewards, score_rows
 from topr_trl.rewards.load_functions import (
     code_fingerprint,
@@ -188,7 +188,9 @@ class Score(Stage[ScoreArguments]):
                 parts.append(f"mean {name.removeprefix(OF_FUNCTION)} {found['mean']:.3f}")
         if missing := rewards.get("reward", {}).get("missing"):
             parts.append(f"{missing:,} without a reward, which topr curate leaves out")
-        return ", ".join(parts + ([f"{kept:,} kept their reward"] if kept else [])) + "."
+        task, invalid = TASKS.get(done["inputs"]["task"] or ""), counts[INVALID]
+        text = ", ".join(parts + ([f"{kept:,} kept their reward"] if kept else [])) + "."
+        return f"{text} The judge reads {task.reads}." if task and invalid > 0.9 * sum(counts.values()) else text
 
     @property
     def _task(self) -> str:
