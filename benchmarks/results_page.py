@@ -385,7 +385,7 @@ def _rivals(store: Store, measure: str) -> list[Interval]:
 
 _RIVALS = ("DAPO (TRL's GRPO)", "DPO", "KTO")
 _OF_SESSIONS = (wrong_answers.SEGMENTS, wrong_answers.GOOD)
-_SMALL = (*wrong_answers.BASES, *wrong_answers.RULED[:4])
+_SMALL = (*wrong_answers.BASES, *wrong_answers.RULED[:5])
 _AGREEING, _SCATTERED = _SMALL[:3], _SMALL[3:4]
 _LONG = [Setting(parts) for parts in (4, 16, 64)]  # at least 160 tokens
 _MISTAKES, _NOISY = [long_completions.EARLY, long_completions.LATE], [long_completions.NOISY]
