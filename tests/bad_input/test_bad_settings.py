@@ -99,7 +99,6 @@ CONFIG = ("--config", "own.yaml")
 # fmt: off
 COMMANDS = [
     command("an unknown command", "'sampel', topr sample", "sampel"),
-    command("no command", "COMMAND, required", ""),
     command("a value of the wrong type", "--num_generations, int, 'ten'", "sample --num_generations ten"),
     command("a value that is no choice", "dtype, 'int3', must be one of", "sample --dtype int3"),
     command("no `--input`", "--input", "train --output_dir out"),
