@@ -385,7 +385,7 @@ def _rivals(store: Store, measure: str) -> list[Interval]:
 
 _RIVALS = ("DAPO (TRL's GRPO)", "DPO", "KTO")
 _OF_SESSIONS = (wrong_answers.SEGMENTS, wrong_answers.GOOD)
-_SMALL = (*wrong_answers.BASES, *wrong_answers.RULED[:5])
+_SMALL = (*wrong_answers.BASES, *wrong_answers.RULED)
 _AGREEING, _SCATTERED = _SMALL[:3], _SMALL[3:4]
 _LONG = [Setting(parts) for parts in (4, 16, 64)]  # at least 160 tokens
 _MISTAKES, _NOISY = [long_completions.EARLY, long_completions.LATE], [long_completions.NOISY]
@@ -451,6 +451,7 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
         "solved_default": (_AGREEING, wrong_answers.DEFAULT),
         "solved_default_scattered": (_SCATTERED, wrong_answers.DEFAULT),
         "solved_default_ruled": (_SMALL[4:], wrong_answers.DEFAULT),
+        "solved_weighted_ruled": (_SMALL[4:], wrong_answers.WEIGHTED),
         "solved_weighted_warm": ((SMOL,), wrong_answers.WEIGHTED),
         "solved_weighted_warm_test": ((SMOL,), wrong_answers.WEIGHTED, "test/greedy"),
         "solved_weighted_cold": ((SMOL,), wrong_answers.WEIGHTED, wrong_answers.SOLVED, 1.0),

@@ -48,7 +48,7 @@ REPEATED, DEFAULT, BALANCED, CONTROL = "repeated right answers", "TOPR (default)
 WEIGHTED, DRAWN, CHOSEN = "weighted by agreement", "drawn by agreement", "chosen by agreement"
 WHERE_AGREED, UNTAPERED = "weighted where they agree", "balanced rows, no taper"
 BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
-# All problems follow one rule. The last one is not finished.
+# All problems follow one rule.
 RULED = ("sure-17", "slips-30", "bundled", "main", "misconception-10", "sure-3")
 WARM_METHODS = (REPEATED, WEIGHTED)  # methods of which iterations on SmolLM2 are published
 ONE_PASS = (BALANCED, REPEATED, DEFAULT, UNTAPERED, KTO, DPO, GRPO)
