@@ -103,8 +103,8 @@ def checked_column(
 def text_column(rows: Dataset, name: str, may_be_empty: bool = False) -> list[Any]:
     """Return the texts of a column. With `may_be_empty`, a value may be None."""
     types = (str, type(None)) if may_be_empty else (str,)
-    in_json, in_python = 'in JSON "42", not 42', f'in Python rows.cast_column("{name}", Value("string"))'
-    remedy = f"Fill or drop such rows, or write them as text: {in_json}, {in_python}."
+    in_python = f'rows.cast_column("{name}", Value("string"))'
+    remedy = f'Fill or drop such rows. Write numbers as text: "42" instead of 42 in JSON, or {in_python} in Python.'
     return checked_column(rows, name, lambda value: isinstance(value, types), "text", remedy)
 
 

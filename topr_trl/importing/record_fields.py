@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from topr_trl.importing.format import NotOfFormat, Record
@@ -20,9 +21,13 @@ def field_value(record: Record, path: str, error: type[NotOfFormat]) -> Any:
     """
     for value in _values_at(record, path):
         return value
-    names = sorted(map(str, record))
+    raise error(_missing(path, tuple(sorted(map(str, record)))))
+
+
+@lru_cache  # Millions of records can lack the same field.
+def _missing(path: str, names: tuple[str, ...]) -> str:
     similar = [f" (did you mean {name}?)" for name in get_close_matches(path, names, 1)]
-    raise error(f"it has no field {path}{''.join(similar)}; it has {', '.join(names)}")
+    return f"it has no field {path}{''.join(similar)}; it has {', '.join(names)}"
 
 
 def _values_at(value: Any, path: str) -> Iterator[Any]:

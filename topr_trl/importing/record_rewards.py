@@ -138,14 +138,13 @@ class RecordRewards:
             NotOfFormat: the field is a rank or has bad votes, and `label_values` does not give the rewards.
         """
         # Ratings of annotation tools are no longer ranks, see `annotated_answers.ranked`.
-        *before, last = words_of(name) or [""]
-        is_rank = last in ("rank", "ranks", "ranking") and not {"reciprocal", "percentile"} & {*before}
+        words = words_of(name)
+        is_rank = words[-1:] in (["rank"], ["ranks"], ["ranking"]) and not {"reciprocal", "percentile"} & {*words}
         if is_rank and not self.labels and not name.startswith(f"{RATINGS}."):
             raise NotOfFormat(
                 f"its {name} is a rank, and the lowest rank is often the best. Give each rank a reward: --label_values "
                 "1=1 2=0 3=-1"
             )
-        words = words_of(name)
         has_bad_votes = any(word == "down" or word.startswith(("downvote", "dislike")) for word in words)
         if has_bad_votes and "up" not in words and not self.labels:
             raise NotOfFormat(

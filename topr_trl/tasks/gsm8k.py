@@ -48,7 +48,7 @@ _STATED = ("The answer is", "the answer is")
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d{1,9}(?!\d|\.\d))?")
 # The pattern allows no exponent, because 1e999999 would have a million digits.
 _PLAIN_NUMBER = re.compile(r"(?P<top>[-+]?(?:\d+\.?\d*|\.\d+))(?:/(?P<bottom>\d{1,9}))?")
-# Minus signs and the non-breaking hyphen become hyphens, and currency signs are removed.
+# Minus signs and the non-breaking hyphen become hyphens, ⁄ becomes a slash, and currency signs are removed.
 _SYMBOLS = str.maketrans("−–‑⁄", "---/", "\\$€£")
 # One character for a fraction becomes LaTeX: ½ becomes \frac12.
 _VULGAR = str.maketrans({each: r"\frac" + normalize("NFKC", each).replace("⁄", "") for each in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"})
